@@ -30,7 +30,7 @@ TOOL = [sys.executable, "-m", "introspect_cli"]
 RUN = """
 import json, resource, sys, time
 began = time.perf_counter()
-import click, rich, yaml, pyarrow
+import click, numpy, rich.console, yaml
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions
 from introspect_cli.render.diff_text import diff_blocks
@@ -116,7 +116,7 @@ def measured(root: Path, steps: int, sites: int) -> Iterator[Row]:
     click, helped, imports, diff = startup(
         [*python, "import click"],
         [*TOOL, "--help"],
-        [*python, "import click, rich, yaml, pyarrow"],
+        [*python, "import click, numpy, rich.console, yaml"],
         [*TOOL, "diff", str(root / "small"), str(root / "small2")],
     )
     yield bounded("introspect --help; 1.5 x importing click", helped, "s", most=1.5 * click)

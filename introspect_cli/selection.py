@@ -116,12 +116,12 @@ def parse_kinds(texts: Iterable[str]) -> frozenset[Kind]:
     return frozenset(Kind(name) for name in choose(texts, [kind.value for kind in Kind], "kind"))
 
 
-ALL_RANKS, ONE_PER_REPLICA = "all", "one-per-replica"
-"""Words for ranks, beside their numbers: every one; of those that are copies of one another, the lowest."""
+ALL_RANKS = "all"
+"""Word for every rank, beside their numbers."""
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Ranks from numbers separated by commas, `0,3`, ascending, each once; not the words `all` and `one-per-replica`.
+    """Ranks from numbers separated by commas, `0,3`, ascending, each once; not the word `all`.
 
     Raises:
         UsageError: a word is no whole number.
@@ -219,7 +219,7 @@ def read_selection(
 ) -> Selection:
     """A selection as the options of a verb say it (texts, with commas), or from numbers and names one by one.
 
-    Ranks of None, "" or `all` are all of them; `one-per-replica` is refused.
+    Ranks of None, "" or `all` are all of them.
 
     Raises:
         UsageError: a text is no schedule, kind or rank.

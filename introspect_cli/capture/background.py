@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from introspect_cli.capture.capture import Capture
     from introspect_cli.capture.guard import Guard
-    from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.recording.recorder import Recorder
-    from introspect_cli.store.run_writer import Launch
 
 
 # ---
@@ -152,31 +151,21 @@ class Publishers:
 
     def finish(self) -> list[str]:
         """Wait at most 30 seconds for the process; returns sentences on what was published and what not."""
-        said: list[str] = []
+        if self._process is None:
+            return []
         with self._guard.around("publishing", "the end of the run is"):
-            if self._process is not None:
-                said = _outcome_sentences(self._places, *self._process.rest(self._process.patience))
-        return said
+            said, ended = self._process.rest(self._process.patience)
+            if not ended:
+                return [f"still publishing to {', '.join(self._places)}, in the background"]
+            lines = [line.removeprefix("introspect: ") for line in said.decode("utf-8", "replace").splitlines()]
+            results = [line for line in lines if line.startswith("published ") or UNPUBLISHED in line]
+            return results or [f"nothing was published: {lines[-1]}" if lines else "nothing was published"]
+        return []
 
     def abandon(self) -> None:
         """Close the descriptor of the process, in a forked child."""
         if self._process is not None:
             self._process.abandon()
-
-
-def _outcome_sentences(places: Sequence[str], said: bytes, ended: bool) -> list[str]:
-    """Sentences on what one process has published, or one that it still runs.
-
-    Args:
-        places: where to.
-        said: its output; lines on what was or was not published count, else its last line.
-        ended: whether it has.
-    """
-    if not ended:
-        return [f"still publishing to {', '.join(places)}, in the background"]
-    lines = [line.removeprefix("introspect: ") for line in said.decode("utf-8", "replace").splitlines()]
-    results = [line for line in lines if line.startswith("published ") or UNPUBLISHED in line]
-    return results or [f"nothing was published: {lines[-1]}" if lines else "nothing was published"]
 
 
 # ---
@@ -197,27 +186,18 @@ _CODES = {"same": SAME, "diverged": DIVERGED, "undecided": UNDECIDED}
 class Reference:
     """The run named by `--against`, as a session uses it; does nothing without one."""
 
-    def __init__(
-        self,
-        run: Path,
-        store: Path,
-        options: CaptureOptions,
-        launch: Launch | None,
-        guarded: AbstractContextManager[None],
-    ) -> None:
+    def __init__(self, capture: Capture, guarded: AbstractContextManager[None]) -> None:
         """Start the comparison, on rank 0 alone; without `options.against` nothing happens.
 
         Where all ranks have to learn of a divergence (`--stop`, `--keep-around`), also choose the file that says it.
 
         Args:
-            run: directory of the whole run, which the comparison reads.
-            store: directory of this rank's part in it.
-            options: of the capture.
-            launch: this process's part in a distributed run; None for a run of one process.
+            capture: of the run that is compared.
             guarded: catches failures of the comparison.
         """
-        self._options, self._guarded = options, guarded
-        self._rank = launch.rank if launch is not None else 0
+        options = self._options = capture.options
+        self._guarded = guarded
+        self._rank, launch = capture.rank, capture.launch
         self._process: BackgroundProcess | None = None
         self._called = ""
         """The reference, as messages call it."""
@@ -233,28 +213,33 @@ class Reference:
         self._notice: Path | None = None
         """File by which the first rank tells all ranks of a divergence; None where they need not know."""
         self._told: tuple[int | None, int] | None = None
+        """The step at which the runs diverge, and the step after which all ranks end; None while they do not."""
         self._has_ended_the_script = False
         if options.against is not None:
             near = os.path.relpath(options.against) if os.path.isabs(options.against) else options.against  # noqa: PTH117 - text
             self._called = options.against if near.startswith(os.pardir) else near
             with guarded:
                 if launch is not None and launch.world_size > 1 and (options.stop or options.keep_around):
-                    self._notice = store.parent / "rank0" / DIVERGENCE
+                    self._notice = capture.store.path.parent / "rank0" / DIVERGENCE
                 if not self._rank:
-                    asked = {"reference": options.against, "run": str(run), "asked": shlex.split(options.diff or "")}
-                    module = "introspect_cli.commands.live"
-                    self._process = BackgroundProcess(module, [json.dumps(asked)], "what compares", errors=False)
+                    words = {"run": str(capture.path), "asked": shlex.split(options.diff or "")}
+                    asked, module = json.dumps({"reference": options.against, **words}), "introspect_cli.commands.live"
+                    self._process = BackgroundProcess(module, [asked], "what compares", errors=False)
 
     def digests(self) -> dict[int, bytes] | None:
         """Digest of each step of the reference on this rank, by step.
 
         {} where the reference is remote, cannot be read, or lacks this rank; None without a reference.
         """
-        if self._options.against is None:
+        reference, digests = self._options.against, dict[int, bytes]()
+        if reference is None:
             return None
-        digests: dict[int, bytes] = {}
-        with self._guarded:
-            digests |= _digests(self._options.against, self._rank)
+        with self._guarded, suppress(StoreError):
+            from introspect_cli.store.run import open_run
+
+            if not is_remote(reference):
+                with open_run(Path(reference)) as run:
+                    digests |= run.rank(self._rank).digests() if self._rank in run.ranks else {}
         return digests
 
     def poll(self, recorder: Recorder, say: Callable[[str], None]) -> bool:
@@ -273,49 +258,38 @@ class Reference:
         """
         if self._process is None and self._notice is None:
             return False
-        self._ended, after = recorder.step - 1, None
-        ended = self._ended
+        self._ended = ended = recorder.step - 1
         with self._guarded:
-            if self._process is not None:
-                for sentence in self._heard(self._process.read()):
-                    say(sentence)
-            first = self._first
-            after = None if first is None else ended
-            if self._notice is not None and (told := self._share(self._notice, first, ended + 1)) is not None:
-                first, after = (told[0],), told[1]
-            recorder.tell_comparison(self._agreed, first)
-        if not self._options.stop or after is None or ended < after or self._has_ended_the_script:
+            for sentence in () if self._process is None else self._heard(self._process.read()):
+                say(sentence)
+            if self._told is None:
+                with suppress(OSError, ValueError):  # a file that is half written is read again
+                    self._share(self._notice, ended)
+            recorder.tell_comparison(self._agreed, self._told and self._told[:1])
+        ends = self._options.stop and self._told is not None and ended >= self._told[1]
+        if not ends or self._has_ended_the_script:
             return False
         self._has_ended_the_script = True
         if not self._rank:
             say(f"the script is ended after step {ended} (--stop)")
         return True
 
-    def _share(self, notice: Path, first: tuple[int | None] | None, after: int) -> tuple[int | None, int] | None:
-        """Write a divergence to the file that all ranks share, or read it there; the first one written or read is kept.
+    def _share(self, notice: Path | None, ended: int) -> None:
+        """Set `_told` where a divergence is known here, or written in the file that all ranks share.
 
-        Once a divergence is known here, the file is neither written nor read again. A file that cannot be written or
-        read is ignored.
+        What is known here is written there: then all ranks end after the step that is about to begin.
 
         Args:
-            notice: the file.
-            first: in a tuple, the step at which the runs diverge, None where it is not one step's; None in place of the
-                tuple where this process knows of no divergence, so that the file is read.
-            after: the step after which all ranks end, written with it.
-
-        Returns:
-            The step of the divergence, and the step after which all ranks end; None where there is none yet, or the
-            file is half written.
+            notice: the file, if there is one.
+            ended: the step that has just ended.
         """
-        if self._told is None:
-            with suppress(OSError, ValueError):
-                if first is not None:
-                    self._told = first[0], after
-                    notice.write_text(json.dumps(self._told), encoding="utf-8")
-                else:
-                    step, end = json.loads(notice.read_text(encoding="utf-8"))
-                    self._told = step, end
-        return self._told
+        if self._first is not None:
+            self._told = self._first[0], ended + (notice is not None)
+            if notice is not None:
+                notice.write_text(json.dumps(self._told), encoding="utf-8")
+        elif notice is not None:
+            step, end = json.loads(notice.read_text(encoding="utf-8"))
+            self._told = step, end
 
     @property
     def status(self) -> int | None:
@@ -383,19 +357,3 @@ class Reference:
         if self._process is not None:
             self._process.abandon()
         self._process = self._notice = None
-
-
-def _digests(reference: str, rank: int) -> dict[int, bytes]:
-    """Digest of each step of a run on one rank, by step.
-
-    {} where the run is remote, cannot be read, or lacks the rank.
-    """
-    from introspect_cli.store.remote import is_remote
-    from introspect_cli.store.run import open_run
-
-    if is_remote(reference):
-        return {}
-    path = Path(reference)
-    with suppress(StoreError), open_run(path) as run:
-        return run.rank(rank).digests() if rank in run.ranks else {}
-    return {}

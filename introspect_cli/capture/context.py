@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import random
 import sys
 import threading
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from introspect_cli.capture.frames import Places, instances_in, script_frames
+from introspect_cli.capture.frames import instances_in, line_of, script_frames
+from introspect_cli.capture.naming import NameFilter, Names
 from introspect_cli.capture.ranks.flat import FlatParts
 from introspect_cli.capture.ranks.sharing import DataParallel, Pipelines
+from introspect_cli.capture.recording.keeping import StepPolicy
+from introspect_cli.capture.recording.recorder import Recorder
 from introspect_cli.capture.steps import StepClock
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.generators import NEVER, Generators
+from introspect_cli.tensors.summarizer import Summarizer
 from introspect_cli.tensors.views import unobserved
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from introspect_cli.capture.guard import Guard
-    from introspect_cli.capture.naming import ModuleState, Named, Names
-    from introspect_cli.capture.recording.recorder import Recorder
+    from introspect_cli.capture.capture import Capture
+    from introspect_cli.capture.naming import ModuleState, Named
+    from introspect_cli.capture.recording.keeping import BlackBox
+    from introspect_cli.errors import StoreError
+
+Probe = TypeVar("Probe")
 
 
 # ---
@@ -56,8 +62,6 @@ class Draws:
         """Generators that are as the process found them: their states mean nothing."""
         self._thread = 0
         self._shared = False
-        self.state = self._generators.state
-        """64 bits of a generator's state as it was last looked at; None for one that is not watched."""
         self.moved = self._generators.moved
         """Whether any generator has moved since it was last looked at; asked twice for every call of a module."""
 
@@ -128,8 +132,9 @@ def script_generators() -> dict[str, Any]:
     for name, value in instances_in(kinds, script_frames()):
         if id(value) not in seen and len(made) < MAX_GENERATORS and state_word(value):
             seen.add(id(value))
-            label = "torch.Generator" if isinstance(value, torch.Generator) else _label(value)
-            made[f"{label} {clean(name, 80).replace(' ', '_')}"] = value
+            home = type(value).__module__.partition(".")[0]
+            package = "numpy.random" if home == "numpy" else home
+            made[f"{package}.{type(value).__name__} {clean(name, 80).replace(' ', '_')}"] = value
     return made
 
 
@@ -151,12 +156,6 @@ def generator_words(name: str, generator: Any) -> str:
 def state_of(generator: object) -> int:
     """State of a CPU `torch.Generator` as a digest of 64 bits; 0 for any other object."""
     return int(state_word(generator) or "0", 16) if isinstance(generator, torch.Generator) else 0
-
-
-def _label(value: object) -> str:
-    """Package and class of a generator of numpy or python: `numpy.random.Generator`, `random.Random`."""
-    home = type(value).__module__.partition(".")[0]
-    return f"{'numpy.random' if home == 'numpy' else 'random'}.{type(value).__name__}"
 
 
 def state_word(value: Any) -> str:
@@ -212,11 +211,6 @@ class Stack:
         self.own: tuple[ModuleState | None, frozenset[int]] = (None, frozenset())
         """The last call of a module whose class has a `__call__` of its own, and the tensors it was given."""
 
-    @property
-    def innermost(self) -> Phase | None:
-        """Phase of the innermost running call; None outside of calls, or where that call is not recorded."""
-        return self.phase if self.calls and self.calls[-1] is not None else None
-
 
 class Stacks(threading.local):
     """The stack of each thread: `now` is this one's."""
@@ -230,60 +224,76 @@ class Context:
     """State that all probes of a capture share.
 
     Attributes:
-        recorder: takes the records.
-        names: of modules and parameters.
+        capture: what it is.
+        options: what is recorded.
         guard: around the code of probes.
         kinds: those that are recorded.
+        facts: by name, what gives each document of settings that has changed since it was last written.
+        summarizer: makes rows of values.
+        rank: the writer of this rank's log.
+        names: of modules and parameters.
+        policy: which steps are wanted, and kept.
+        recorder: takes the records.
         draws: who draws random numbers.
         parts: pieces of parameters that lie in flat tensors.
         data_parallel: the ranks that share the work by samples.
         pipelines: the stages that this process runs.
+        clock: the step: when it begins and ends, and what it is for.
+        probes: all of them, in the order in which they are installed.
         leaf_names: what the script calls the tensors that its last backward pass led to, by identity, where it runs no
             module; good as long as somebody holds them.
         saved_unseen: names of files that were saved in steps that are not recorded.
-        facts: by name, what gives each document of settings that has changed since it was last written.
-        clock: the step: when it begins and ends, and what it is for.
+        started: names of functions that unrecorded processes run, each once.
+        perturbed: the seed of `--perturb`, and how many parameters and elements were moved; None without it.
+        unseen: by module and phase, the methods that ran unseen; "" where a gradient alone says that something did.
+        notes: sentences for the person.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        names: Names,
-        guard: Guard,
-        kinds: frozenset[Kind],
-        facts: dict[str, Callable[[], Any]],
-        *,
-        wants_eval: bool,
-    ) -> None:
+    def __init__(self, capture: Capture, store_lost: Callable[[StoreError], None], box: BlackBox | None) -> None:
         """Build what the probes share and a clock at step 0; nothing is watched.
 
         Args:
-            recorder: takes the records.
-            names: gives names.
-            guard: around the code of probes.
-            kinds: those that are recorded.
-            facts: takes functions that make changed documents of settings, by name.
-            wants_eval: whether evaluation is recorded, too.
+            capture: what it is.
+            store_lost: called with the error when the store can no longer be written.
+            box: holds whole tensors of the last steps; None where that was not asked for.
         """
-        self.recorder = recorder
-        self.names = names
-        self.guard = guard
-        self.kinds = kinds
+        self.capture, self.guard, self.facts = capture, capture.guard, capture.facts
+        options = self.options = capture.options
+        self.kinds = options.record
+        self.has_ranks = capture.launch is not None and capture.launch.world_size > 1
+        kept: dict[str, Any] = {
+            "stats": options.measures,
+            "sketch": options.sketch,
+            "sorted_stats": options.sorted_stats,
+        }
+        self.summarizer = Summarizer(**kept)
+        self.rank = capture.store.rank(capture.rank, **kept)
+        self.names = names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
+        self.policy = StepPolicy(capture, self.rank, box)
+        self.recorder = recorder = Recorder(capture, self.summarizer, self.rank, self.policy, store_lost)
         self.draws = Draws(recorder)
         self.stacks = Stacks()
-        self.parts = FlatParts(names, guard.note)
+        self.parts = FlatParts(names, self.guard.note)
         self.data_parallel = DataParallel()
-        self._places = Places()
         self.pipelines = Pipelines(names)
+        self.probes: list[Any] = []
         self.leaf_names: dict[int, str] = {}
         self.saved_unseen: dict[str, None] = {}
-        self.facts = facts
-        self.clock = StepClock(recorder, names, self.parts, guard, wants_eval=wants_eval)
+        self.started: list[str] = []
+        self.perturbed: dict[str, int] | None = None
+        self.unseen: dict[str, dict[str, list[str]]] = {}
+        self.notes: dict[str, None] = {}
+        self.clock = StepClock(recorder, names, self.parts, self.guard, wants_eval=bool(options.eval))
         self.clock.listeners["on_root"].append(self.data_parallel.find_ranks)
         names.made_on_the_fly = functools.partial(self.clock.tell, "on_made")
         self.counts: dict[tuple[Any, ...], int] = {}
         """How often each thing was met in this step; see `count`."""
         self.clock.listeners["on_tick"].append(self.counts.clear)
+
+    def probe(self, kind: type[Probe]) -> Probe:
+        """The probe of a class, which was made before."""
+        found: Probe = next(each for each in self.probes if type(each) is kind)
+        return found
 
     @property
     def stack(self) -> Stack:
@@ -295,23 +305,6 @@ class Context:
         number = self.counts.get(what, 0)
         self.counts[what] = number + 1
         return number
-
-    def copies(self) -> list[int]:
-        """Ranks that hold the same values as this one, itself included; [] where that is unknown.
-
-        Also [] with ZeroRedundancyOptimizer, where each rank has the state of some parameters alone.
-        """
-        is_cut = any(
-            type(optimizer).__name__ == "ZeroRedundancyOptimizer" for optimizer in self.clock.trained.optimizers()
-        )
-        return [] if is_cut else self.data_parallel.copies
-
-    def line(self) -> str:
-        """`file:line` of the innermost frame in the user's files, among callers of this.
-
-        "" where none is among the first 200, and in what a backward pass runs.
-        """
-        return self._places.line(inspect.currentframe())
 
     def site(self, of: Named, phase: Phase, kind: Kind, path: str = "", call: int = 0) -> int:
         """Number of the site of a value of a module or parameter; registered at the first call.
@@ -328,7 +321,7 @@ class Context:
         key = (phase, kind, path, call)
         site = of.sites.get(key)
         if site is None:
-            line = "" if phase in _ELSEWHERE else self.line()
+            line = "" if phase in _ELSEWHERE else line_of(sys._getframe(1))  # noqa: SLF001 - the documented way to a frame
             site = self.recorder.site(Site(phase, kind, of.fqn, call, path), _info(of.module_class, "", line))
             of.sites[key] = site
         return site

@@ -16,6 +16,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.capture.guard import uncounted
+from introspect_cli.capture.start import ImportWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,13 +43,14 @@ class Event(NamedTuple):
     Attributes:
         section: which rows are put in place together: the name of a probe, or of a part of one.
         home: the module, and after a colon the class; a row whose home is not there is passed over.
-        names: the attributes.
+        names: the attributes; with a star at its end, all that begin so.
         method: of the probe, by a dotted path.
         why: what is lost without it.
         treatment: what is done.
         compilers: whether a compiler that traces the call is to see the original alone.
         group: rows of one group hear only of calls that are not made inside another of the group; "" for none.
         raised: whether what the method returned is given `RAISED` where the original raised.
+        late: whether it is put in place when the script imports its module, if that is not there yet.
     """
 
     section: str
@@ -60,6 +62,7 @@ class Event(NamedTuple):
     compilers: bool = False
     group: str = ""
     raised: bool = False
+    late: bool = False
 
 
 class Call(NamedTuple):
@@ -103,6 +106,12 @@ _INITIALISERS = (
 )  # fmt: skip
 _DRAWING = ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
 """Methods of tensors that draw."""
+_METHODS = ("all*", "_allgather*", "broadcast*", "gather*", "recv*", "reduce*", "_reduce_scatter*", "scatter*")
+"""A group's methods that give a handle of results; each version of torch has others."""
+FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+"""Beginnings of torch's functional collectives, whose endings differ between versions."""
+FUNCTIONALS = "functional collectives"
+"""Group of the functions that end in operators, inside of which these are not recorded again."""
 
 EVENTS = (
     Event("interpreter", "traceback", ("walk_tb", "_walk_tb_with_full_positions"), "walker_of_tracebacks", "the script "
@@ -112,11 +121,11 @@ EVENTS = (
     Event("interpreter", "signal", ("getsignal",), "getter", "the script sees our handlers", Treatment.REPLACE),
     Event("files", "builtins", ("open",), "opener", "files that the script reads", Treatment.REPLACE),
     Event("files", "io", ("open",), "opener", "as above", Treatment.REPLACE),
-    Event("pyarrow", "pyarrow", ("memory_map",), "watch_library_read", "files that libraries open in C"),
-    Event("pyarrow.parquet", "pyarrow.parquet:ParquetFile", ("__init__",), "watch_library_read", "as above"),
-    Event("pyarrow.parquet", "pyarrow.parquet:ParquetDataset", ("__init__",), "watch_library_read", "as above"),
-    Event("h5py", "h5py:File", ("__init__",), "watch_library_read", "as above"),
-    Event("safetensors.torch", "safetensors.torch", ("load_file",), "watch_library_read", "as above"),
+    Event("files", "pyarrow", ("memory_map",), "watch_library_read", "files that libraries open in C", late=True),
+    Event("files", "pyarrow.parquet:ParquetFile", ("__init__",), "watch_library_read", "as above", late=True),
+    Event("files", "pyarrow.parquet:ParquetDataset", ("__init__",), "watch_library_read", "as above", late=True),
+    Event("files", "h5py:File", ("__init__",), "watch_library_read", "as above", late=True),
+    Event("files", "safetensors.torch", ("load_file",), "watch_library_read", "as above", late=True),
     Event("children", "multiprocessing.process:BaseProcess", ("start",), "_watch_start", "that children train unseen"),
     Event("spawned", "torch.multiprocessing.spawn", ("start_processes",), "_watch_spawn", "ranks are one run",
           raised=True),
@@ -158,7 +167,8 @@ EVENTS = (
           compilers=True),
     Event("products", "torch", ("save",), "_watch_save", "what the script saves", group="saves", raised=True),
     Event("products", "torch.serialization", ("save",), "_watch_save", "as above", group="saves", raised=True),
-    Event("saved files", "safetensors.torch", ("save_file",), "_watch_save", "as above", group="saves", raised=True),
+    Event("products", "safetensors.torch", ("save_file",), "_watch_save", "as above", group="saves", raised=True,
+          late=True),
     Event("optimizers", "torch.optim.optimizer", ("register_optimizer_step_pre_hook",), "_before_step", "gradients, "
           "and the ends of steps", Treatment.HOOK, compilers=True),
     Event("optimizers", "torch.optim.optimizer", ("register_optimizer_step_post_hook",), "_after_step", "as above",
@@ -181,6 +191,10 @@ EVENTS = (
     Event("modules", "torch.nn.modules.module", ("register_module_parameter_registration_hook",),
           "_names.note_parameter", "names of parameters whose model was not called", Treatment.HOOK),
     Event("collectives", "torch.distributed.distributed_c10d:Work", ("wait",), "_watch_wait", "results of collectives"),
+    Event("collectives", "torch.distributed:ProcessGroup", _METHODS, "_watch_method", "which handle has which results",
+          raised=True),
+    Event("collectives", "torch.distributed._functional_collectives", tuple(f"{word}*" for word in FUNCTIONAL),
+          "_watch_functional", "collectives of DTensor", compilers=True, group=FUNCTIONALS, raised=True),
 )  # fmt: skip
 """What is watched from when to when, and why. Kernels of collectives and taps are put in place
 by their probes: they are as many as torch has operators and the script has compiled modules."""
@@ -193,6 +207,12 @@ class Patches:
         """Start with nothing replaced."""
         self._replaced: list[tuple[Any, str, object, object]] = []
         self._hooks: list[RemovableHandle] = []
+        self._imports: list[ImportWatch] = []
+
+    @property
+    def are_put(self) -> bool:
+        """Whether anything is replaced or hooked now."""
+        return bool(self._replaced or self._hooks)
 
     def put(self, section: str, probe: Any, guarded: Guarded) -> None:
         """Put all rows of a section in place; a missing module, class or attribute is passed over.
@@ -205,28 +225,30 @@ class Patches:
             guarded: around them; where it is off, watched functions and hooks do only what the original does.
         """
         for event in EVENTS:
-            if event.section == section and (owner := _owner(event.home)) is not None:
-                for name in event.names:
-                    if name in vars(owner) if name == "__init__" else hasattr(owner, name):
-                        self._put(event, owner, name, attrgetter(event.method)(probe), guarded)
+            put = functools.partial(self._put, event, probe, guarded)
+            if event.section == section and event.late:
+                self._imports.append(ImportWatch({event.home.partition(":")[0]: put}))
+                self._imports[-1].install()
+            elif event.section == section:
+                put()
 
-    def _put(self, event: Event, owner: Any, name: str, method: Callable[..., Any], guarded: Guarded) -> None:
-        """Replace, hook or watch one attribute as its row says.
-
-        Args:
-            event: the row.
-            owner: the class or module that has the attribute.
-            name: of the attribute.
-            method: of the probe, see `Treatment`.
-            guarded: of the probe.
-        """
-        original = getattr(owner, name)
-        if event.treatment is Treatment.REPLACE:
-            self.replace(owner, name, method(original))
-        elif event.treatment is Treatment.HOOK:
-            self.hold(original(_hook(method, guarded, compilers=event.compilers)))
-        else:
-            self.watch(owner, name, guarded, method, event)
+    def _put(self, event: Event, probe: Any, guarded: Guarded) -> None:
+        """Replace, hook or watch the attributes of one row as it says."""
+        module, _, kind = event.home.partition(":")
+        with guarded:
+            owner = sys.modules.get(module)
+            owner = getattr(owner, kind, None) if kind else owner
+            names = () if owner is None else (name for glob in event.names for name in _names(owner, glob))
+            for name in names:
+                if not (name in vars(owner) if name == "__init__" else hasattr(owner, name)):
+                    continue
+                method, original = attrgetter(event.method)(probe), getattr(owner, name)
+                if event.treatment is Treatment.REPLACE:
+                    self.replace(owner, name, method(original))
+                elif event.treatment is Treatment.HOOK:
+                    self.hold(original(_hook(method, guarded, compilers=event.compilers)))
+                else:
+                    self.watch(owner, name, guarded, method, event)
 
     def replace(self, owner: Any, name: str, replacement: object) -> None:
         """Set an attribute until `remove`; `warnings` do not count frames of a function that is put there."""
@@ -290,6 +312,8 @@ class Patches:
         An attribute that the script has replaced since stays: its replacement may call introspect's function, which
         does only what the original does once its probe is off.
         """
+        while self._imports:
+            self._imports.pop().remove()
         while self._hooks:
             self._hooks[-1].remove()
             self._hooks.pop()  # after it: whatever comes in between, none is left behind
@@ -302,11 +326,9 @@ class Patches:
             self._replaced.pop()
 
 
-def _owner(home: str) -> Any:
-    """The class or module of a row; None where its module was not imported, or has no such class."""
-    module, _, kind = home.partition(":")
-    owner = sys.modules.get(module)
-    return getattr(owner, kind, None) if kind else owner
+def _names(owner: Any, glob: str) -> list[str]:
+    """Attributes that a name of the table stands for: itself, or, with a star, all of its owner's that begin so."""
+    return [name for name in vars(owner) if name.startswith(glob[:-1])] if glob.endswith("*") else [glob]
 
 
 def _never() -> bool:

@@ -21,10 +21,11 @@ import inspect
 import os
 import sys
 import threading
+from itertools import islice
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.environment.sources import attributes_of, file_of, is_users, relative
+from introspect_cli.capture.environment.sources import Project, attributes_of, file_of, is_users, relative
 from introspect_cli.script.ending import PACKAGE
 
 if TYPE_CHECKING:
@@ -234,32 +235,23 @@ _ENGINE = os.path.join("torch", "autograd", "graph.py")  # noqa: PTH118 - the en
 MAX_FRAMES = 200
 
 
-class Places:
-    """Cached answers by code object: in which file of the user's it is."""
+@functools.lru_cache(maxsize=1 << 14)
+def _users_file(code: CodeType, _root: str) -> str:
+    """In which file of the user's code is, as it is displayed; "" for all other code. Cached by code and project."""
+    return relative(code.co_filename) if is_users(code.co_filename) else ""
 
-    def __init__(self) -> None:
-        """Start with an empty cache."""
-        self._files: dict[CodeType, str | None] = {}
 
-    def line(self, frame: FrameType | None, *, through: bool = False) -> str:
-        """`file:line` of the innermost frame in the user's files; "" where none is among the first 200.
+def line_of(frame: FrameType | None, *, through: bool = False) -> str:
+    """`file:line` of the innermost frame in the user's files; "" where none is among the first 200.
 
-        Args:
-            frame: where to begin.
-            through: if False, give "" for code that a backward pass runs, at torch's engine; if True go on to the line
-                that started the backward pass.
-        """
-        for _ in range(MAX_FRAMES):
-            if frame is None:
-                return ""
-            code = frame.f_code
-            name = self._files.get(code)
-            if name is None:
-                path = code.co_filename
-                if path.endswith(_ENGINE) and not through:
-                    return ""
-                name = self._files[code] = relative(path) if is_users(path) else ""
-            if name:
-                return f"{name}:{frame.f_lineno}"
-            frame = frame.f_back
-        return ""
+    Args:
+        frame: where to begin.
+        through: if False, give "" for code that a backward pass runs, at torch's engine; if True go on to the line that
+            started the backward pass.
+    """
+    for each in islice(outward(frame), MAX_FRAMES):
+        if file := _users_file(each.f_code, Project.root):
+            return f"{file}:{each.f_lineno}"
+        if each.f_code.co_filename.endswith(_ENGINE) and not through:
+            return ""
+    return ""

@@ -28,18 +28,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.all_probes import Probes
-    from introspect_cli.capture.guard import Guard
+    from introspect_cli.capture.capture import Capture
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.script.ending import Ending
-    from introspect_cli.script.target import Target
-    from introspect_cli.store.run_writer import Launch, StoreWriter
 
 
-def opening(target: Target | None, options: CaptureOptions, launch: Launch | None = None) -> dict[str, Any]:
-    """The manifest of a run that begins, or of one rank's part of it; `target` None where no script is run.
+def opening(capture: Capture) -> dict[str, Any]:
+    """The manifest of a run that begins, or of one rank's part of it.
 
     Arguments of the script that may be secret are redacted.
     """
+    target, options, launch = capture.target, capture.options, capture.launch
     manifest: dict[str, Any] = {
         "tool": {"name": "introspect-cli", "version": __version__},
         "status": "running",
@@ -57,29 +56,30 @@ def opening(target: Target | None, options: CaptureOptions, launch: Launch | Non
     return manifest
 
 
-def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending: Ending) -> dict[str, Any]:
+def closing(capture: Capture, probes: Probes | None, ending: Ending) -> dict[str, Any]:
     """Entries that the manifest gets at the end of the run, without credentials.
 
     Args:
-        options: of the capture.
-        guard: has the sentences on what was not observed, and the tracebacks.
+        capture: has the sentences on what was not observed, and the tracebacks.
         probes: None where torch was never imported.
         ending: how the script ended.
     """
-    place = _raised_at(ending)
+    options, guard = capture.options, capture.guard
+    left = ((path, line, function) for path, line, function in reversed(ending.frames) if sources.is_users(path))
+    raised_at = [{"file": sources.relative(path), "line": line, "function": function} for path, line, function in left]
     facts = {
         "ended": _now(),  # which of several ranks ended first
         "exit_code": ending.exit_code,
         "how": ending.how,
         "exception": redact.without_credentials(ending.exception),
-        **({"raised_at": place} if place is not None else {}),
+        **({"raised_at": raised_at[0]} if raised_at else {}),  # the innermost frame of the user's
         "observed": sorted(kind.value for kind in options.record),
         "draws": probes is not None and probes.context.draws.complete,
         "not_observed": redact.nested_without_secrets(
             [*guard.sentences, *([] if probes is None else never_seen(options, probes))]
         ),
-        "notes": redact.nested_without_secrets(list(probes.notes)) if probes is not None else [],
-        "children": probes.children.started if probes is not None else [],
+        "notes": redact.nested_without_secrets(list(probes.context.notes)) if probes is not None else [],
+        "children": probes.context.started if probes is not None else [],
         "failures": redact.nested_without_secrets(guard.details),
     }
     return facts | ({"steps": 0} if probes is None else _recorded(probes))
@@ -91,28 +91,20 @@ def _recorded(probes: Probes) -> dict[str, Any]:
     `perturbed` and `kept_around` are there only with their options; `left_out`, `passed_over` and `ran_unseen` only
     where they apply.
     """
-    context, box = probes.context, probes.policy.box
+    context, box = probes.context, probes.context.policy.box
     return {
         "steps": probes.complete_steps,
-        **({"perturbed": probes.perturbed.document} if probes.perturbed is not None else {}),
-        **({"left_out": True} if probes.policy.left_out else {}),
+        **({"perturbed": context.perturbed} if context.perturbed is not None else {}),
+        **({"left_out": True} if context.policy.left_out else {}),
         **({"kept_around": box.written} if box is not None else {}),
         "pipeline": context.pipelines.manifest,
         "data_parallel": context.data_parallel.ranks,
         **({"passed_over": context.clock.passed_over} if context.clock.passed_over else {}),
-        **({"ran_unseen": probes.modules.unseen} if probes.modules.unseen else {}),
+        **({"ran_unseen": context.unseen} if context.unseen else {}),
         "broadcasts_buffers": context.data_parallel.broadcasts,
         # What comes after the last optimizer step is in the store as one more step, and is none.
-        "remainder": probes.recorder.steps_written > probes.complete_steps,
+        "remainder": context.recorder.steps_written > probes.complete_steps,
     }
-
-
-def _raised_at(ending: Ending) -> dict[str, Any] | None:
-    """File, line and function of the innermost frame in the user's files that an exception left; None without one."""
-    for path, line, function in reversed(ending.frames):
-        if sources.is_users(path):
-            return {"file": sources.relative(path), "line": line, "function": function}
-    return None
 
 
 def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
@@ -121,29 +113,29 @@ def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
     First whether `--perturb` moved nothing. If a step is complete: passes before training, evaluation, saves in
     unrecorded steps, no module call, collectives in compiled code.
     """
-    sentences = []
-    if probes.perturbed is not None and not probes.perturbed.document["elements"]:
+    sentences, context = [], probes.context
+    if context.perturbed is not None and not context.perturbed["elements"]:
         sentences.append(
             "--perturb moved nothing: no module with parameters to train was called with gradients, so this run is an "
             "ordinary one"
         )
     if not probes.complete_steps:
         return sentences
-    if probes.context.clock.left_out:
+    if context.clock.left_out:
         sentences.append(
             "what ran before training began and led to no optimizer step was taken for an evaluation and is not "
             "recorded"
         )
-    if probes.context.clock.passed_over:
+    if context.clock.passed_over:
         sentences.append("evaluation ran and is not recorded (--eval records it)")
-    if saved := list(probes.context.saved_unseen):
+    if saved := list(context.saved_unseen):
         sentences.append(f"what was saved as {', '.join(saved)} in steps that are not recorded is not recorded either")
-    if not probes.names.any_module and options.level != "op":
+    if not context.names.any_module and options.level != "op":
         sentences.append(
             "no module was called, so nothing between the tensors that require gradients and the losses is recorded "
             "(--level op records every operator)"
         )
-    if Kind.COLLECTIVE in options.record and probes.has_ranks:
+    if Kind.COLLECTIVE in options.record and context.has_ranks:
         from introspect_cli.capture import private_api  # it imports torch, which may be left to the script
 
         if private_api.compiled_entries():
@@ -154,12 +146,13 @@ def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
     return sentences
 
 
-def without_others(options: CaptureOptions, guard: Guard) -> dict[str, Any]:
-    """Note on `guard` that other ranks are missing, if torch has a process group that no launcher announced.
+def without_others(capture: Capture) -> dict[str, Any]:
+    """Note that other ranks are missing, if torch has a process group that no launcher announced.
 
     Returns:
         the manifest's entry `{"alone": {"rank": ..., "world_size": ...}}`; {} where none is missing.
     """
+    guard = capture.guard
     place = rank_and_size()
     if place is None:
         return {}
@@ -167,7 +160,7 @@ def without_others(options: CaptureOptions, guard: Guard) -> dict[str, Any]:
         f"this process is rank {place[0]} of {place[1]}, and the other ranks are not in this run: no launcher "
         f"announced them at the start; use `introspect capture torchrun --nproc-per-node {place[1]} ...`"
     )
-    if Kind.COLLECTIVE in options.record:
+    if Kind.COLLECTIVE in capture.options.record:
         guard.note("collectives are not recorded: the script made this process a rank only after the capture began")
     return {"alone": {"rank": place[0], "world_size": place[1]}}
 
@@ -185,41 +178,23 @@ class Documents:
     """Writes the documents under `settings/`.
 
     Attributes:
-        facts: by name, what makes each document that is new or has changed since it was last written.
         files: notes what the script reads; None where no sources are recorded.
     """
 
-    def __init__(
-        self,
-        target: Target | None,
-        options: CaptureOptions,
-        store: StoreWriter,
-        guard: Guard,
-        launch: Launch | None = None,
-    ) -> None:
+    def __init__(self, capture: Capture) -> None:
         """Ask git and the package list now, if wanted, and set the project's root for the process.
 
         The root is the script's folder, or the current directory without a script. Nothing is written, and no file is
-        watched before `files.install`.
-
-        Args:
-            target: what will run; None where no script is run.
-            options: of the capture.
-            store: where documents go.
-            guard: catches failures of one document, which leave the others.
-            launch: this process's part in a distributed run; texts of sources are kept by each machine's first rank.
+        watched before `files.install`. Texts of sources are kept by each machine's first rank.
         """
-        self.facts: dict[str, Callable[[], Any]] = {}
-        self._target = target
-        self._options = options
-        self._store = store
-        self._guard = guard
+        self._capture, self._facts = capture, capture.facts
+        options, store, target, launch = capture.options, capture.store, capture.target, capture.launch
+        self._options, self._store = options, store
         script = target.script if target is not None else None
         sources.set_project(os.path.dirname(os.path.realpath(script)) if script else str(Path.cwd()))  # noqa: PTH120 - realpath first
-        # The texts of files are kept by a machine's first rank alone.
         texts = options.sources and not (launch and (launch.rank if launch.local_rank is None else launch.local_rank))
         self.sources = SourceFiles(store.save_source if texts else None, options.redact, time.time())
-        self.files = ReadFiles(guard, store.path, options.redact, self.facts, texts=texts) if options.source else None
+        self.files = ReadFiles(capture, texts=texts) if options.source else None
         self._directory = str(Path.cwd())  # the script may go elsewhere
         if options.source:
             self._make_early("git", lambda: sources.git(sources.Project.root))
@@ -235,11 +210,11 @@ class Documents:
         Raises:
             StoreError: the store can no longer be written.
         """
-        if self.facts and self._options.source and self.sources.read_imports():
+        if self._facts and self._options.source and self.sources.read_imports():
             self._add_sources()
-        while self.facts:
-            name = next(iter(self.facts))
-            made = self._make_document(name, self.facts.pop(name))
+        while self._facts:
+            name = next(iter(self._facts))
+            made = self._make_document(name, self._facts.pop(name))
             if made is not None:
                 self._write_document(
                     name,
@@ -256,41 +231,41 @@ class Documents:
         """
         from introspect_cli.capture.environment import settings  # it imports torch, as the script has by now
 
-        options, target = self._options, self._target
+        options, target = self._options, self._capture.target
         if options.source:
             self.sources.read_imports()
             self._add_sources()
         if target is not None:
-            self.facts["command"] = lambda: settings.command(target, self._directory, options.redact)
-        self.facts["runtime"], self.facts["hardware"] = settings.runtime, settings.hardware
-        self.facts["seeds"] = lambda: {"seed": options.seed, "deterministic": options.deterministic}
+            self._facts["command"] = lambda: settings.command(target, self._directory, options.redact)
+        self._facts["runtime"], self._facts["hardware"] = settings.runtime, settings.hardware
+        self._facts["seeds"] = lambda: {"seed": options.seed, "deterministic": options.deterministic}
         if options.env:
-            self.facts["environment"] = lambda: redact.environment(os.environ, options.redact)
+            self._facts["environment"] = lambda: redact.environment(os.environ, options.redact)
         self.write()
 
     def _add_sources(self) -> None:
         """Put the document of the source files' digests in `facts`."""
-        self.facts["sources"] = lambda: dict(sorted(self.sources.digests.items()))
+        self._facts["sources"] = lambda: dict(sorted(self.sources.digests.items()))
 
     def begin(self) -> None:
         """Keep the script's text as it was compiled; call it just before the script's first line.
 
         Nothing for a module (`-m`), without a script, or where no sources are recorded.
         """
-        target = self._target
+        target = self._capture.target
         if self._options.source and target is not None and target.script in COMPILED:
-            with self._guard.around("settings sources", "the text of the script is"):
+            with self._capture.guard.around("settings sources", "the text of the script is"):
                 self.sources.add(sources.source_name(target.script, "__main__"), COMPILED[target.script])
 
     def _make_early(self, name: str, make: Callable[[], object]) -> None:
         """Make a document now, since making it takes long, and put it in `facts`; nothing where making it fails."""
         made = self._make_document(name, make)
         if made is not None:
-            self.facts[name] = lambda: made[0]
+            self._facts[name] = lambda: made[0]
 
     def _make_document(self, name: str, make: Callable[[], object]) -> tuple[object] | None:
         """A document in a tuple of one; None where making it failed, which is noted."""
-        with self._guard.around(f"settings {name}", f"{name} settings are"):
+        with self._capture.guard.around(f"settings {name}", f"{name} settings are"):
             return (make(),)
         return None
 
@@ -299,4 +274,4 @@ class Documents:
         try:
             self._store.write_settings(name, value)
         except DocumentTooLargeError:
-            self._guard.note(f"the settings {name} are not recorded: they are larger than a store allows")
+            self._capture.guard.note(f"the settings {name} are not recorded: they are larger than a store allows")

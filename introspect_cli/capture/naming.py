@@ -364,10 +364,6 @@ class ModuleState(Named):
         """Number of calls counted in that step and phase; 0 where the last call was in another step."""
         return self.calls.get(phase, 0) if self.step == step else 0
 
-    def include_call(self, step: int, phase: Phase, call: int) -> None:
-        """Have the next call in this step and phase get a number above `call`, which was counted elsewhere."""
-        self.count_from(step, phase, max(self.calls_so_far(step, phase), call + 1))
-
     def count_from(self, step: int, phase: Phase, number: int) -> None:
         """Have the next call of a step and phase get this number."""
         if self.step != step:
@@ -378,6 +374,10 @@ class ModuleState(Named):
     def called(self, step: int) -> bool:
         """Whether the last step in which calls were counted is this one, and has any."""
         return self.step == step and bool(self.calls)
+
+
+Place = str | tuple[int, int]
+"""Where an owner holds a tensor: under an attribute, or at a position in an optimizer's group."""
 
 
 class ParameterName(Named):
@@ -397,99 +397,52 @@ class ParameterName(Named):
         super().__init__(fqn, module_class, watched=watched)
         self.makeshift = makeshift
         """Whether no module was known to hold the tensor when it got its name: once one is, it gives a better one."""
-        self._holders: list[Holder] = []
+        self._holders: list[tuple[weakref.ref[Any], Place]] = []
 
-    def add_holder(self, holder: Holder) -> None:
-        """Add a holder of the tensor; an earlier one of the same owner, and those whose owner is gone, are dropped."""
-        self._holders = [other for other in self._holders if other.is_alive and not other.same_owner(holder)]
-        self._holders.append(holder)
+    def add_holder(self, owner: object, place: Place) -> None:
+        """Add who holds the tensor, and where; an earlier place of the same owner is dropped, and so are owners gone.
+
+        Args:
+            owner: a module, an optimizer, or what keeps a rank's shard while the module has the gathered parameter.
+            place: a module's attribute, group and position of an optimizer's parameter, or a keeper's attribute.
+        """
+        self._holders = [each for each in self._holders if (other := each[0]()) is not None and other is not owner]
+        self._holders.append((weakref.ref(owner), place))
 
     def is_of(self, tensor: torch.Tensor) -> bool:
         """Whether any holder has this very tensor at its place now."""
-        for holder in self._holders:  # noqa: SIM110 - asked eight times of each parameter, and a generator takes longer
-            if holder.holds(tensor):
+        for reference, place in self._holders:  # noqa: SIM110 - asked eight times of each parameter, and a generator takes longer
+            if _held_at(reference(), place) is tensor:
                 return True
         return False
 
-    def place_of(self, tensor: torch.Tensor) -> tuple[weakref.ref[Any], str] | None:
-        """A weak reference to the first module that holds the tensor now, and the attribute; None without one."""
-        return next((place for holder in self._holders if holder.holds(tensor) and (place := holder.place)), None)
+    def module_of(self, tensor: torch.Tensor) -> nn.Module | None:
+        """The first module that holds the tensor now; None where only optimizers do."""
+        for reference, place in self._holders:
+            owner = reference()
+            if isinstance(owner, nn.Module) and _held_at(owner, place) is tensor:
+                return owner
+        return None
 
     @property
     def is_alive(self) -> bool:
-        """Whether any holder's owner is alive."""
-        return any(holder.is_alive for holder in self._holders)
+        """Whether any holder is alive."""
+        return any(reference() is not None for reference, _ in self._holders)
 
 
-class Holder:
-    """Where a tensor of the script is kept: by a module under an attribute, or by an optimizer at a place in a group.
-
-    It tells a tensor from another that has come to its address without any reference to the tensor.
-    """
-
-    __slots__ = ("_owner", "_place")
-
-    def __init__(self, owner: nn.Module | torch.optim.Optimizer, place: str | tuple[int, int]) -> None:
-        """Refer to the owner weakly.
-
-        Args:
-            owner: a module or an optimizer.
-            place: a module's attribute, or group and position of an optimizer's parameter.
-        """
-        self._owner = weakref.ref(owner)
-        self._place = place
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the owner is alive."""
-        return self._owner() is not None
-
-    @property
-    def place(self) -> tuple[weakref.ref[Any], str] | None:
-        """A weak reference to the module, and the attribute; None where the owner is an optimizer."""
-        return (self._owner, self._place) if isinstance(self._place, str) else None
-
-    def same_owner(self, other: Holder) -> bool:
-        """Whether both have the same owner."""
-        return self._owner() is other._owner()
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the owner has this very tensor at the place; False once the owner is gone.
-
-        The place is a module's parameter or buffer, or a position in an optimizer's group.
-        """
-        owner: Any = self._owner()
-        if owner is None:
-            return False
-        place = self._place
-        if isinstance(place, str):
-            # The public views build strings; a scripted module's own have no get().
-            kept = owner._parameters  # noqa: SLF001 - see above
-            if place in kept and kept[place] is tensor:
-                return True
-            kept = owner._buffers  # noqa: SLF001 - as above
-            return place in kept and kept[place] is tensor
+def _held_at(owner: Any, place: Place) -> object:
+    """The tensor that an owner has at a place now; None where it has none there, or is gone."""
+    if owner is None:
+        return None
+    if not isinstance(place, str):
         group, position = place
-        groups = owner.param_groups
-        return (
-            group < len(groups)
-            and position < len(groups[group]["params"])
-            and groups[group]["params"][position] is tensor
-        )
-
-
-class Keeper(Holder):
-    """Holder of a rank's shard while the module has the gathered parameter."""
-
-    __slots__ = ()
-
-    def __init__(self, owner: Any) -> None:
-        """Refer weakly to what keeps the shard, `owner.sharded_param`."""
-        super().__init__(owner, "sharded_param")
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the shard that is kept is this very tensor."""
-        return getattr(self._owner(), "sharded_param", None) is tensor
+        held = owner.param_groups[group]["params"] if group < len(owner.param_groups) else ()
+        return held[position] if position < len(held) else None
+    if not isinstance(owner, nn.Module):
+        return getattr(owner, place, None)
+    # The public views build strings; a scripted module's own have no get().
+    kept = owner._parameters if place in owner._parameters else owner._buffers  # noqa: SLF001 - see above
+    return kept[place] if place in kept else None  # noqa: SIM401 - see above
 
 
 class ParameterNames(dict[int, ParameterName]):
@@ -532,7 +485,7 @@ class ParameterNames(dict[int, ParameterName]):
         for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
             for name, tensor in group.items():
                 if tensor is not None and self._is_free(tensor):
-                    self._name(tensor, state, name, Holder(module, name))
+                    self._name(tensor, state, name).add_holder(module, name)
 
     def name_shards(self, gathered: Iterable[Unsharded], find: Callable[[nn.Module], ModuleState | None]) -> None:
         """Name this rank's shards of gathered parameters as their modules name these: the optimizer has the shards.
@@ -546,27 +499,23 @@ class ParameterNames(dict[int, ParameterName]):
         for holder, name, _, keeper in gathered:
             shard, state = keeper.sharded_param, find(holder)
             if state is not None and self._is_free(shard):
-                self._name(shard, state, name, Keeper(keeper), Holder(holder, name))  # the last: once it is there again
+                named = self._name(shard, state, name)
+                named.add_holder(keeper, "sharded_param")
+                named.add_holder(holder, name)  # once it is there again
 
     def _is_free(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has no name yet, or only a makeshift one."""
         name = self.name_of(tensor)
         return name is None or name.makeshift
 
-    def _name(self, tensor: torch.Tensor, state: ModuleState, attribute: str, *holders: Holder) -> None:
+    def _name(self, tensor: torch.Tensor, state: ModuleState, attribute: str) -> ParameterName:
         """Name a tensor `<fqn of state>.<attribute>`, in place of any earlier name, which counts in `replaced`.
 
-        Args:
-            tensor: to name.
-            state: of the module.
-            attribute: of the module.
-            holders: who holds the tensor.
+        The caller adds a holder to what is returned.
         """
         self.replaced += self.name_of(tensor) is not None
-        name = ParameterName(f"{state.fqn}.{attribute}", state.module_class, watched=state.watched)
-        for holder in holders:
-            name.add_holder(holder)
-        self[id(tensor)] = name
+        name = self[id(tensor)] = ParameterName(f"{state.fqn}.{attribute}", state.module_class, watched=state.watched)
+        return name
 
     def take_back(self, module: nn.Module, fqn: str) -> None:
         """Drop the names `<fqn>.<attribute>` of a module's own tensors; other names of them stay."""

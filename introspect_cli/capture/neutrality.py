@@ -235,20 +235,42 @@ def looked_at(kept: list[Any], began: dict[str, bytes | None]) -> dict[str, Any]
         `optimizers`: a hash for each, of parameters, gradients and state; `modules`: sorted hashes of live modules that
         no other module holds; `generators`: a hash for each; `tensors`: how many tensors were hashed.
     """
-    looked = _Looked()
+    count = 0
+
+    def hashed(name: str, leaves: list[tuple[str, Any]]) -> str:
+        """A hash of a name and of pairs of path and leaf.
+
+        Tensors count by their bits, numbers and texts by their repr, any other leaf by its path alone.
+        """
+        nonlocal count
+        parts = [name.encode()]
+        for path, leaf in leaves:
+            is_tensor, is_plain = hasattr(leaf, "detach"), isinstance(leaf, (bool, int, float, str))
+            count += is_tensor
+            parts += [path.encode(), *(_bits_of(leaf) if is_tensor else [repr(leaf).encode()] if is_plain else [])]
+        return _digest(parts)
+
     result: dict[str, Any] = {"optimizers": [], "modules": [], "generators": {}}
     for name, state in (("python", python_state()), ("numpy", numpy_state())):
         if state is not None:
             result["generators"][name] = "untouched" if state == began.get(name) else _digest([state])
     torch = sys.modules.get("torch")
     if torch is not None:
-        result["generators"]["torch"] = looked.tensor(torch.get_rng_state())
-        if torch.cuda.is_initialized():
-            for number in range(torch.cuda.device_count()):
-                result["generators"][f"cuda:{number}"] = looked.tensor(torch.cuda.get_rng_state(number))
-        result["optimizers"] = [looked.optimizer(optimizer) for optimizer in kept]
-        result["modules"] = sorted(looked.module(module) for module in _roots(torch.nn.Module))
-    return {**result, "tensors": looked.count}
+        from introspect_cli.tensors.flatten import flatten
+
+        devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+        states = [("torch", torch.get_rng_state()), *((f"cuda:{at}", torch.cuda.get_rng_state(at)) for at in devices)]
+        result["generators"] |= {name: hashed(name, [("", state)]) for name, state in states}
+        for optimizer in kept:
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            held = [(each, each.grad, optimizer.state.get(each, {})) for each in parameters]
+            result["optimizers"].append(hashed(type(optimizer).__name__, flatten(held)))
+        for module in _roots(torch.nn.Module):
+            groups = (vars(each).get(name) or {} for each in module.modules() for name in ("_parameters", "_buffers"))
+            leaves = [pair for group in groups for pair in group.items()]
+            result["modules"].append(hashed(type(module).__name__, leaves))
+        result["modules"].sort()
+    return {**result, "tensors": count}
 
 
 def _roots(cls: type) -> list[Any]:
@@ -260,56 +282,18 @@ def _roots(cls: type) -> list[Any]:
     return [module for module in live if id(module) not in held]
 
 
-class _Looked:
-    """Hashes and counts tensors."""
+def _bits_of(tensor: Any) -> list[bytes]:
+    """A tensor's dtype and shape, and its bits; `not seen: <error>` where these cannot be read."""
+    import torch
 
-    def __init__(self) -> None:
-        """Start with no tensor hashed."""
-        self.count = 0
-
-    def tensor(self, tensor: Any) -> str:
-        """Hash of a tensor's dtype, shape and bits; `not seen: <error>` where its bits cannot be read.
-
-        Adds 1 to `count` in both cases.
-        """
-        import torch
-
-        self.count += 1
-        try:
-            whole = tensor.detach()
-            whole = whole.to_dense() if whole.layout != torch.strided else whole
-            flat = whole.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-            data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-            return _digest([f"{tensor.dtype} {tuple(tensor.shape)}".encode(), data])
-        except Exception as error:  # some sorts of tensors have no bits to give; the script is over, no probe to guard
-            return f"not seen: {type(error).__name__}"
-
-    def optimizer(self, optimizer: Any) -> str:
-        """A hash of the parameters an optimizer holds, their gradients, and its state."""
-        from introspect_cli.tensors.flatten import flatten
-
-        held = [
-            (parameter, parameter.grad, optimizer.state.get(parameter, {}))
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        ]
-        return self._hash(type(optimizer).__name__, flatten(held))
-
-    def module(self, module: Any) -> str:
-        """A hash of the parameters and buffers of a module and of all modules inside it, with their own names."""
-        groups = (vars(inner).get(name) or {} for inner in module.modules() for name in ("_parameters", "_buffers"))
-        return self._hash(type(module).__name__, [pair for group in groups for pair in group.items()])
-
-    def _hash(self, name: str, leaves: list[tuple[str, Any]]) -> str:
-        """A hash of a name and of pairs of path and leaf.
-
-        Tensors count by their bits, numbers and texts by their repr, any other leaf by its path alone.
-        """
-        parts = [name]
-        for path, leaf in leaves:
-            plain = repr(leaf) if isinstance(leaf, (bool, int, float, str)) else ""
-            parts += [path, self.tensor(leaf) if hasattr(leaf, "detach") else plain]
-        return _digest(part.encode() for part in parts)
+    try:
+        whole = tensor.detach()
+        whole = whole.to_dense() if whole.layout != torch.strided else whole
+        flat = whole.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        return [f"{tensor.dtype} {tuple(tensor.shape)}".encode(), data]
+    except Exception as error:  # some sorts of tensors have no bits to give; the script is over, no probe to guard
+        return [f"not seen: {type(error).__name__}".encode()]
 
 
 def _digest(parts: Any) -> str:

@@ -7,13 +7,14 @@ import functools
 import sys
 import threading
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.frames import Places, is_introspects
+from introspect_cli.capture.frames import is_introspects, line_of, outward
 from introspect_cli.capture.probes.base import GuardedProbe, tensors
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.views import memory_of
@@ -234,8 +235,6 @@ class OpCall:
         number: how many calls of the operator came before it there in the step.
         source: `file:line` of the user's that called it; "" where unknown.
         sites: of its results, by path; the probe adds them as results come.
-        known: the sites of inputs and the forward call that `given` was last made of.
-        given: its inputs in the last step.
     """
 
     phase: Phase
@@ -245,8 +244,6 @@ class OpCall:
     number: int = 0
     source: str = ""
     sites: dict[str, int] = field(default_factory=dict)
-    known: Any = None
-    given: Given = field(default_factory=Given)
 
 
 class OpMode(TorchDispatchMode):
@@ -308,27 +305,12 @@ class OpProbe(GuardedProbe):
     name = "operators"
     lost = "operators are"
 
-    def __init__(
-        self,
-        context: Context,
-        *,
-        globs: tuple[str, ...] = (),
-        views: bool = False,
-        into_compiled: bool = False,
-    ) -> None:
-        """Watch nothing yet.
-
-        Args:
-            context: the recorder and the step clock.
-            globs: globs over operator names; all where empty.
-            views: whether results that share their input's memory are recorded too.
-            into_compiled: whether compiled regions run as python, so that what they run is recorded too.
-        """
+    def __init__(self, context: Context) -> None:
+        """Watch nothing yet."""
         self.live = False
-        super().__init__(context, then=self._switch_off)
-        self._globs, self._views, self._into_compiled = globs, views, into_compiled
-        self._facts: dict[int, tuple[Any, OpFacts]] = {}
-        self._places = Places()
+        super().__init__(context, then=self.on_tick)
+        options = context.options
+        self._facts_of = functools.cache(functools.partial(facts_of, globs=options.ops, views=options.views))
         self._between = Phase.DATA  # the phase of what runs outside every module
         self._calls: dict[tuple[OpFacts, str, Phase, int], OpCall] = {}
         self._by_node: dict[int, OpCall | None] = {}
@@ -343,10 +325,6 @@ class OpProbe(GuardedProbe):
         super().remove()
         self.live = False
         self._mode.leave_stack()
-
-    def _switch_off(self) -> None:
-        """Record nothing from now on: called after a failure."""
-        self.live = False
 
     def on_begin(self) -> None:
         """Start to record as a step begins, with phase data for operators outside of modules.
@@ -372,7 +350,7 @@ class OpProbe(GuardedProbe):
         self._between = Phase.LOSS
 
     def on_tick(self) -> None:
-        """Stop recording until the next step begins, and forget the step's nodes and writers.
+        """Stop recording until the next step begins, or after a failure, and forget the step's nodes and writers.
 
         Pops the mode too if the recorder does not want what comes next.
         """
@@ -381,13 +359,6 @@ class OpProbe(GuardedProbe):
         self.live = False  # until the next step begins
         if not self._recorder.wanted:
             self._mode.leave_stack()
-
-    def _facts_of(self, func: Any) -> OpFacts:
-        """Facts of an operator (an overload, or a higher-order operator), worked out at its first call and cached."""
-        known = self._facts.get(id(func))
-        if known is None:
-            known = self._facts[id(func)] = func, facts_of(func, self._globs, views=self._views)
-        return known[1]
 
     def _find_call(self, facts: OpFacts, node: Any, frame: FrameType | None) -> OpCall | None:
         """Count a call of an operator, and return its `OpCall`, which is made at the first such call.
@@ -401,9 +372,9 @@ class OpProbe(GuardedProbe):
             frame: the innermost python frame that called it; None in a thread of autograd's own.
 
         Returns:
-            None where it is not recorded: in an unwatched module, an optimizer step, a compiled region (unless
-            `into_compiled`) or a compiler's tracing; outside of modules in the data phase without gradients, or where
-            the options leave `SCRIPT` out; in the backward pass of an operator that is not recorded.
+            None where it is not recorded: in an unwatched module, an optimizer step, a compiled region (unless those
+            run as python) or a compiler's tracing; outside of modules in the data phase without gradients, or where the
+            options leave `SCRIPT` out; in the backward pass of an operator that is not recorded.
         """
         stack = self._context.stack
         origin: OpCall | None = None
@@ -427,7 +398,7 @@ class OpProbe(GuardedProbe):
                 self._hide_node()
                 return None
         if (
-            not self._into_compiled
+            self._context.options.compile != "eager"
             and (entries := private_api.compiled_entries())
             and is_in_compiled_call(frame, entries)
         ):
@@ -436,7 +407,7 @@ class OpProbe(GuardedProbe):
         number = self._context.count(facts, fqn, phase)
         call = self._calls.get((facts, fqn, phase, number))
         if call is None:
-            source = self._places.line(frame) or (origin.source if origin is not None else "")
+            source = line_of(frame) or (origin.source if origin is not None else "")
             call = self._calls[facts, fqn, phase, number] = OpCall(phase, fqn, module_class, facts, number, source)
         # The first operator seen since a node was made is the one it was made for; inside an autograd function of the
         # script's, the first that its forward runs. A backward pass that makes no graph makes none.
@@ -449,30 +420,23 @@ class OpProbe(GuardedProbe):
         self._by_node.setdefault(private_api.next_node() - 1, None)
 
     def _forward_call(self, node: Any) -> OpCall | None:
-        """The forward call of an autograd node; of one that accumulates a gradient, see `_accumulating_call`.
+        """The forward call of an autograd node.
 
         Returns:
-            None where that call was not recorded, or the node is a compiled region's; for a node whose forward was not
-            seen in this step, a new call without operator under `SCRIPT`.
+            None where that call was not recorded, or the node is a compiled region's; for a node that accumulates a
+            gradient, a new call without operator of the parameter's module, None where that is not watched; for a node
+            whose forward was not seen in this step, one under `SCRIPT`.
         """
         number = node._sequence_nr()  # noqa: SLF001 - as above
         if number == _LAST:
-            return self._accumulating_call(node)
+            name = self._context.names.parameters.name_of(node.variable) if hasattr(node, "variable") else None
+            if name is None or not name.watched:
+                return None
+            return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
         try:
             return self._by_node[number]
         except KeyError:
             return None if "Compiled" in node.name() else OpCall(Phase.FORWARD, SCRIPT, "", _NO_OPERATOR)
-
-    def _accumulating_call(self, node: Any) -> OpCall | None:
-        """For a node that accumulates a parameter's gradient: a new call, without operator, of the parameter's module.
-
-        Returns:
-            None where the parameter has no name or is not watched.
-        """
-        name = self._context.names.parameters.name_of(node.variable) if hasattr(node, "variable") else None
-        if name is None or not name.watched:
-            return None
-        return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
 
     def record_results(
         self,
@@ -506,7 +470,7 @@ class OpProbe(GuardedProbe):
                 self._write_results(func, call, node, args, kwargs, result)
             elif call.facts.unwritten:
                 for _, value in tensors("", result):
-                    self._forget_writer(value)
+                    self._written_by.pop(memory_of(value), None)
             elif args and is_parameter(args[0]):
                 self._writer_of(args[0])  # a view of a parameter is known by its memory from here on
 
@@ -545,18 +509,22 @@ class OpProbe(GuardedProbe):
             if type(value) is not torch.Tensor and isinstance(value, private_api.FAKE_TENSOR):
                 return
             if value.dtype not in FLOATS:
-                self._forget_writer(value)
+                self._written_by.pop(memory_of(value), None)
                 continue
             site = call.sites.get(path)
             if site is None:
-                site = self._new_site(call, path)
+                place = Site(call.phase, Kind.OP_OUTPUT, call.fqn, call.number, facts.name + path)
+                site = call.sites[path] = self._recorder.site(
+                    place, SiteInfo(call.module_class, facts.name, call.source)
+                )
                 self._note_arguments(func, call, args, kwargs)
             if facts.each:
-                given = self._given_of(call, node, arguments_of_element(args, path), kwargs)
+                given = self._given_of(node, arguments_of_element(args, path), kwargs)
             elif given is None:
-                given = self._given_of(call, node, args, kwargs)
+                given = self._given_of(node, args, kwargs)
             self._recorder.emit(site, value, given)
-            self._set_writer(site, value)
+            if memory := memory_of(value):
+                self._written_by[memory] = site
 
     def _note_arguments(self, func: Any, call: OpCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """Keep an operator's plain arguments for `settings/operators`, by phase, FQN, call number and operator.
@@ -571,16 +539,6 @@ class OpProbe(GuardedProbe):
         ):
             self._arguments[key] = noted
             self._context.facts["operators"] = lambda: self._arguments
-
-    def _set_writer(self, site: int, value: torch.Tensor) -> None:
-        """Note `site` as the last that wrote a tensor's memory; nothing for a tensor without memory."""
-        memory = memory_of(value)
-        if memory:
-            self._written_by[memory] = site
-
-    def _forget_writer(self, value: torch.Tensor) -> None:
-        """Forget which site wrote a tensor's memory, since a result that is not recorded was written to it."""
-        self._written_by.pop(memory_of(value), None)
 
     def _writer_of(self, value: torch.Tensor) -> int:
         """Number of the last site that wrote a tensor's memory in this step; -1 where none is noted.
@@ -618,42 +576,20 @@ class OpProbe(GuardedProbe):
                         break
         return found
 
-    def _new_site(self, call: OpCall, path: str) -> int:
-        """Register the site of the result at `path` of a call, keep it in the call, and return its number."""
-        facts = call.facts
-        site = Site(call.phase, Kind.OP_OUTPUT, call.fqn, call.number, facts.name + path)
-        number = call.sites[path] = self._recorder.site(site, SiteInfo(call.module_class, facts.name, call.source))
-        return number
-
-    def _given_of(self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Given:
-        """Sites that wrote a call's inputs, and the forward operator of a backward one.
-
-        The object is kept in the call, and returned again while both are equal.
+    def _given_of(self, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Given:
+        """Sites that wrote an operator's inputs, and the forward operator of a backward one.
 
         Args:
-            call: the operator's call.
             node: the autograd node that is running; None outside a backward pass.
             args: the inputs.
             kwargs: the inputs by name.
         """
         sites = self._writers_of(args if not kwargs else (*args, *kwargs.values()))
         origin = None if node is None else self._by_node.get(node._sequence_nr()) or node.name()  # noqa: SLF001 - documented in torch's notes on autograd
-        if call.known != (sites, origin):
-            call.known = (sites, origin)
-            call.given = Given(tuple(sites), *_forward_operator(origin))
-        return call.given
-
-
-def _forward_operator(origin: OpCall | str | None) -> tuple[int, str]:
-    """A forward operator for `Given`: the number of its first site and ""; without a site, -1 and its name.
-
-    Args:
-        origin: the forward call, or the name of an autograd node whose call is not known; None gives -1 and "".
-    """
-    if origin is None or isinstance(origin, str):
-        return -1, origin or ""
-    site = next(iter(origin.sites.values()), -1)
-    return site, "" if site >= 0 else origin.facts.name
+        if origin is None or isinstance(origin, str):
+            return Given(tuple(sites), -1, origin or "")
+        site = next(iter(origin.sites.values()), -1)
+        return Given(tuple(sites), site, "" if site >= 0 else origin.facts.name)
 
 
 _DEEPEST = 200
@@ -666,10 +602,4 @@ def is_in_compiled_call(frame: FrameType | None, entries: frozenset[int]) -> boo
         frame: the frame; None is in no such call.
         entries: ids of the code objects that `torch.compile` made.
     """
-    for _ in range(_DEEPEST):
-        if frame is None:
-            return False
-        if id(frame.f_code) in entries:
-            return True
-        frame = frame.f_back
-    return False
+    return any(id(below.f_code) in entries for below in islice(outward(frame), _DEEPEST))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import NAMES, Rule, Schedule, parse_rule
-from introspect_cli.selection import Option, choose, words
+from introspect_cli.selection import ALL_RANKS, Option, choose, words
 from introspect_cli.statistics import DERIVED_STATS, STATISTICS
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class CaptureOptions:
         f'when("loss > 3 * median")\'; a condition is of {", ".join(NAMES)}.',
         metavar="STEPS",
     )
-    ranks: str | None = of_steps(None, "Only these ranks: 0,8:16, or one-per-replica.", metavar="RANKS")
+    ranks: str | None = of_steps(None, "Only these ranks: 0,8:16.", metavar="RANKS")
     until_nan: bool = of_steps(False, "End the script after the first step with a NaN.")
     until_step: int | None = of_steps(None, "End the script when step N is complete.", metavar="N", least=0)
     eval: bool | None = of_steps(
@@ -319,6 +319,8 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
         shlex.split(options.diff or "")
     except ValueError as error:
         raise UsageError(f"--diff {options.diff}: {str(error).lower()}") from None
+    if options.ranks not in (None, ALL_RANKS):
+        Schedule(str(options.ranks))
     _check_rule(options)
     operators = options.level == "op" or options.vjp or options.jacobian_norm
     parse_pairs(options.vjp, options.jacobian_norm)

@@ -10,7 +10,6 @@ files are read that were there before the script began; of a data set of thousan
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import os
 import stat
@@ -22,17 +21,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.capture.environment import redact, sources
 from introspect_cli.capture.events import Patches
-from introspect_cli.capture.frames import Places
+from introspect_cli.capture.frames import line_of
 from introspect_cli.capture.guard import in_section, uncounted
-from introspect_cli.capture.start import ImportWatch
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from introspect_cli.capture.capture import Capture
     from introspect_cli.capture.events import Call
-    from introspect_cli.capture.guard import Guard
 
 CONFIG: Final = frozenset(
     {
@@ -81,36 +79,23 @@ _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
 class ReadFiles:
     """Notes files that the script reads."""
 
-    def __init__(
-        self,
-        guard: Guard,
-        directory: Path,
-        patterns: tuple[str, ...],
-        facts: dict[str, Callable[[], Any]],
-        *,
-        texts: bool,
-    ) -> None:
+    def __init__(self, capture: Capture, *, texts: bool) -> None:
         """Open and replace nothing yet.
 
         Args:
-            guard: what catches a mistake.
-            directory: of the run; files in it are not noted.
-            patterns: globs over names whose values are secret.
-            facts: `document` is put here under `files` when it has changed.
+            capture: files of its run are not noted; `document` is put among its facts under `files` when it changes.
             texts: whether the text of small configuration files is kept, for `texts`.
         """
-        self._facts = facts
-        self.guarded = guard.around("files", "files that the script reads are")
-        self._directory = os.path.realpath(directory) + os.sep
+        self._facts = capture.facts
+        self.guarded = capture.guard.around("files", "files that the script reads are")
+        self._directory = os.path.realpath(capture.store.path) + os.sep
         self._start = os.path.realpath(Path.cwd()) + os.sep
-        self._patterns, self._texts = patterns, texts
+        self._patterns, self._texts = capture.options.redact, texts
         self._began = time.time()
         self._lock = threading.Lock()
-        self._patches, self._places = Patches(), Places()
+        self._patches = Patches()
         self._original: Callable[..., Any] = open
         self._opener = self._open  # one object, as `builtins.open` and `io.open` are
-        libraries = ("pyarrow", "pyarrow.parquet", "h5py", "safetensors.torch")
-        self._imports = ImportWatch({name: functools.partial(self._watch_library, name) for name in libraries})
         self._seen: set[tuple[int, ...]] = set()
         self._files: dict[str, dict[str, Any]] = {}
         self._waiting: dict[str, tuple[str, bytes]] = {}  # digests and texts of some, to be handed out
@@ -123,13 +108,11 @@ class ReadFiles:
     def install(self) -> None:
         """Replace `open` in builtins and io now, and the readers of libraries when the script has imported these."""
         self._patches.put("files", self, self.guarded)
-        self._imports.install()
         self.guarded.on = True
 
     def remove(self) -> None:
         """Put `open` and the readers back; what was noted stays."""
         self.guarded.on = False
-        self._imports.remove()
         self._patches.remove()
 
     def opener(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,11 +129,6 @@ class ReadFiles:
                 if type(handle) in _FILES and handle.readable() and type(handle.name) in {str, bytes}:
                     self._note_path(sys._getframe(1), os.fsdecode(handle.name))  # noqa: SLF001 - as python documents it
         return handle
-
-    def _watch_library(self, library: str) -> None:
-        """Replace the readers of a library that has just been imported."""
-        with self.guarded:
-            self._patches.put(library, self, self.guarded)
 
     def watch_library_read(self, call: Call) -> Callable[[object], None]:
         """Called before a library opens files in C; returns what notes them once that is done.
@@ -187,7 +165,7 @@ class ReadFiles:
         if not stat.S_ISREG(status.st_mode) or key in self._seen:
             return
         ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - as above
-        line = self._places.line(frame, through=True)
+        line = line_of(frame, through=True)
         if (line, ending) in self._many:
             return
         self._opened += 1

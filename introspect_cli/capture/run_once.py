@@ -60,9 +60,10 @@ def run_once(
         session.attach()
         probes = session.probes
         assert probes is not None, "torch is there, so are the probes"
-        probes.recorder.record_only(only)
+        context = probes.context
+        context.recorder.record_only(only)
         if isinstance(model, nn.Module):
-            probes.names.name_root(model, name)
+            context.names.name_root(model, name)
             probes.tap_compiled(model)
         with _restoring(model):
             given = model(*_copied(args), **_copied(kwargs))
@@ -70,8 +71,8 @@ def run_once(
                 total = (loss or _total)(given)
                 if total.requires_grad:
                     total.backward()
-                    _record_gradients(probes, model)
-            probes.context.clock.tick()
+                    _record_gradients(context, model)
+            context.clock.tick()
     except BaseException as error:
         ending = raised_ending(error)
         raise
@@ -105,18 +106,18 @@ def _copied(values: Any) -> Any:
     return copy.deepcopy(values)
 
 
-def _record_gradients(probes: Any, model: Any) -> None:
+def _record_gradients(context: Any, model: Any) -> None:
     """Record `.grad` of each named, watched parameter that has one, at the site of an optimizer's step.
 
     Nothing for a plain callable, or where gradients are not recorded.
     """
-    if not isinstance(model, nn.Module) or Kind.GRAD not in probes.context.kinds:
+    if not isinstance(model, nn.Module) or Kind.GRAD not in context.kinds:
         return
     for parameter in model.parameters():
-        name = probes.names.parameters.name_of(parameter)
+        name = context.names.parameters.name_of(parameter)
         if name is not None and name.watched and parameter.grad is not None:
-            site = probes.context.site(name, Phase.OPTIMIZER, Kind.GRAD)
-            probes.recorder.emit(site, parameter.grad)
+            site = context.site(name, Phase.OPTIMIZER, Kind.GRAD)
+            context.recorder.emit(site, parameter.grad)
 
 
 @contextmanager

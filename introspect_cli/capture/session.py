@@ -15,6 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.background import UNPUBLISHED, Publishers, Reference
+from introspect_cli.capture.capture import Capture
 from introspect_cli.capture.guard import Guard
 from introspect_cli.capture.interpreter import Interpreter
 from introspect_cli.capture.manifest import Documents, closing, opening, without_others
@@ -72,34 +73,33 @@ def nothing_recorded(path: Path, *, installed: bool) -> str:
     return f"{why}, so nothing was recorded; {path} holds its settings only"
 
 
-def summary(path: Path, launch: Launch | None, probes: Probes, manifest: dict[str, Any], *, lost: bool) -> str:
+def summary(capture: Capture, probes: Probes, manifest: dict[str, Any], *, lost: bool) -> str:
     """Last sentence of a run, for the terminal: steps, records, size, directory; or that nothing was recorded.
 
     Args:
-        path: the run's directory.
-        launch: this process's part in a distributed run; None for a run of one process.
+        capture: of the run.
         probes: what has recorded; asked for their counts.
         manifest: as written at the end; its `steps` and `remainder` are read.
         lost: whether the store could not be written to the end; then the sentence says up to which step it can be read.
     """
+    path, launch, context = capture.path, capture.launch, probes.context
     if lost:
-        written, last = probes.recorder.steps_written, probes.rank.last_step
+        written, last = context.recorder.steps_written, context.rank.last_step
         if last is None or not path.exists():
             return f"recorded {count(written, 'step')} in {path}, then the store was lost"
         return f"{count(written, 'step')} up to step {last} can be read in {path}; then the store was lost"
-    steps, rows = manifest.get("steps", 0), probes.rank.written.rows
+    steps, rows = manifest.get("steps", 0), context.rank.written.rows
     if not rows and (path / CHILDREN).is_dir():
         return f"recorded what the processes that the script started trained in {path}"
     if not rows:
         return f"no module was called and no optimizer stepped while recording; {path} has no records"
-    size = human_size(probes.rank.written.length)
+    size = human_size(context.rank.written.length)
     if launch is not None:
         size += f"; this is rank {launch.rank} of {launch.world_size}"
     rest = " and what came after" if manifest.get("remainder") else ""
-    if probes.policy.dropped:
-        rest += f" and dropped {probes.policy.dropped:,} of them again"
-    if probes.perturbed is not None:
-        moved = probes.perturbed.document
+    if context.policy.dropped:
+        rest += f" and dropped {context.policy.dropped:,} of them again"
+    if (moved := context.perturbed) is not None:
         which = f"{count(moved['elements'], 'number')} in {count(moved['parameters'], 'parameter')}"
         rest += f" after --perturb {moved['seed']} moved {which} by one rounding"
     return f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {path}"
@@ -147,14 +147,12 @@ class Session:
         Raises:
             StoreError: the directory exists, or cannot be made.
         """
-        self.options = options
-        self.launch = launch = launch or find_launch()
-        self.rank = launch.rank if launch is not None else 0
-        self.path = run_directory(target, options.output, launch)
+        launch = launch or find_launch()
+        self.path = path = run_directory(target, options.output, launch)
         self.probes: Probes | None = None
         self.words: list[str] = []
         self._unsent: list[str] = []
-        self._store = StoreWriter.create(self.path, force=options.force, durable=options.durable, launch=launch)
+        store = StoreWriter.create(path, force=options.force, durable=options.durable, launch=launch)
         self._terminal = Terminal(launch, quiet=options.quiet)
         self._guard = guard = Guard(self._terminal.say)
         self._settings = guard.around("settings", "settings are")
@@ -162,20 +160,20 @@ class Session:
         self._installed = contextlib.ExitStack()
         self._closed = self._followed = False
         self._store_lost = ""
-        self._documents = Documents(target, options, self._store, guard, launch)
         self._start = Start(
             self._torch_imported,
             seed=options.seed,
             deterministic=options.deterministic,
             guarded=guard.around("session", "the state of numpy's generator is"),
         )
-        self._began = self._start.states
-        self._manifest = opening(target, options, launch)
+        self._capture = capture = Capture(options, target, launch, path, store, guard, self._start.states)
+        self.rank = capture.rank
+        self._documents = Documents(capture)
+        self._manifest = opening(capture)
         with self._writing(self._end):
-            self._store.write_manifest(self._manifest)
-        self._publishers = Publishers(self.path, options.publish, guard, self.rank if launch is not None else None)
-        comparing = guard.around("comparing", "the comparison is")
-        self.reference = Reference(self.path, self._store.path, options, launch, comparing)
+            store.write_manifest(self._manifest)
+        self._publishers = Publishers(path, options.publish, guard, self.rank if launch is not None else None)
+        self.reference = Reference(capture, guard.around("comparing", "the comparison is"))
 
     def start(self) -> None:
         """Keep the script's text, and install the watchers of signals, files and imports, before its first line.
@@ -193,7 +191,7 @@ class Session:
             began: bytes of the states of python's and numpy's generators when the process began, by library.
         """
         self._followed = True
-        self._began = began
+        self._capture.began.update(began)
         self._begin()
         self._torch_imported()
 
@@ -218,7 +216,7 @@ class Session:
 
     def attach(self) -> None:
         """Note the generators' states and install the probes, in a process that has torch already (notebooks)."""
-        self._began = {"python": python_state(), "numpy": numpy_state()}
+        self._capture.began.update(python=python_state(), numpy=numpy_state())
         self._torch_imported()
 
     def adopt(self, model: Any) -> None:
@@ -235,24 +233,21 @@ class Session:
         if any(issubclass(type(thing), Optimizer) for thing in gc.get_objects()):
             probes.context.clock.expect_optimizers()
         if model is not None:
-            probes.names.ensure_named(model, None)
+            probes.context.names.ensure_named(model, None)
 
     def _torch_imported(self) -> None:
         """Build and install the probes, seed torch as asked; called inside the script's `import torch`."""
         with self._guard.around("session", "the script's values are"):
-            prepare_torch(self.options.seed, deterministic=self.options.deterministic)
+            options = self._capture.options
+            prepare_torch(options.seed, deterministic=options.deterministic)
             from introspect_cli.capture.all_probes import Probes
 
             box = None
-            if self.options.keep_around is not None:
+            if options.keep_around is not None:
                 from introspect_cli.capture.recording.keeping import BlackBox
 
-                digests = self.reference.digests()
-                box = BlackBox(self.options, self.launch, self._store, digests, self._tell, self._guard.note)
-            facts = self._documents.facts
-            probes = Probes(
-                self.options, self._store, self._guard, self._note_lost, self._began, self.launch, box, facts
-            )
+                box = BlackBox(self._capture, self.reference.digests(), self._tell)
+            probes = Probes(self._capture, self._note_lost, box)
             probes.context.clock.listeners["on_ending"].append(self._write_documents)
             probes.context.clock.listeners["on_tick"].append(self._end_step)
             probes.install()
@@ -272,8 +267,8 @@ class Session:
         with self._writing(self._settings):
             if probes.context.clock.ticks == 1:
                 self._documents.write_all()
-                if self.launch is None:
-                    self._manifest |= without_others(self.options, self._guard)
+                if self._capture.launch is None:
+                    self._manifest |= without_others(self._capture)
             self._documents.write()
 
     def _end_step(self) -> None:
@@ -285,15 +280,16 @@ class Session:
         """
         if (probes := self.probes) is None:
             return
-        if self.reference.poll(probes.recorder, self._terminal.say):
+        context = probes.context
+        if self.reference.poll(context.recorder, self._terminal.say):
             self._manifest["stopped"] = True
             # A launcher takes the first rank that fails for a crash and kills the others: one of them says it, as the
             # last, or whoever has started the launcher.
             raise SystemExit(0 if self.rank or self._followed else DIVERGED)
-        if probes.policy.nan_at is not None:
-            self._terminal.say(f"step {probes.policy.nan_at} made a NaN; the script is ended (--until-nan)")
+        if context.policy.nan_at is not None:
+            self._terminal.say(f"step {context.policy.nan_at} made a NaN; the script is ended (--until-nan)")
             raise SystemExit(0)
-        if self.options.until_step is not None and probes.recorder.step > self.options.until_step:
+        if (last := self._capture.options.until_step) is not None and context.recorder.step > last:
             # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
             raise SystemExit(0)
 
@@ -327,15 +323,15 @@ class Session:
         if (probes := self.probes) is not None:
             probes.remove(over=True)
             with self._writing(self._end):
-                probes.finish(launched=self.launch is not None)
-            for sentence in probes.names.wanted.unmatched():
+                probes.finish()
+            for sentence in probes.context.names.wanted.unmatched():
                 self._guard.note(sentence)
         with self._writing(self._end):
             if self._store_lost:  # there may be no room for this after the rest
                 self._write_ending(ending)
         with self._writing(self._end):
             if probes is not None:
-                probes.rank.modules(probes.names.new_modules())
+                probes.context.rank.modules(probes.context.names.new_modules())
             if "torch" in sys.modules:
                 self._documents.write_all()
             for sentence in self._documents.sources.notes():
@@ -346,14 +342,14 @@ class Session:
             if probes is not None:
                 probes.close()
         with self._writing(self._end):
-            self._store.close()
+            self._capture.store.close()
         self._conclude(probes)
 
     def _write_ending(self, ending: Ending) -> None:
         """Write how the run ended."""
         self._manifest["status"] = "interrupted" if self._store_lost else "complete"
-        self._manifest |= closing(self.options, self._guard, self.probes, ending)
-        self._store.write_manifest(self._manifest)
+        self._manifest |= closing(self._capture, self.probes, ending)
+        self._capture.store.write_manifest(self._manifest)
 
     def _conclude(self, probes: Probes | None) -> None:
         """Wait for publishers and comparison, put the last words in `words`, and write what the comparison changes."""
@@ -361,17 +357,17 @@ class Session:
             self.words.append(nothing_recorded(self.path, installed="session" not in self._guard.failed))
         else:
             lost = bool(self._store_lost)
-            self.words.append(summary(self.path, self.launch, probes, self._manifest, lost=lost))
+            self.words.append(summary(self._capture, probes, self._manifest, lost=lost))
         published = self._publishers.finish()
         self.words += published
         self._unsent = [sentence for sentence in published if UNPUBLISHED in sentence]
-        box = probes.policy.box if probes is not None else None
+        box = probes.context.policy.box if probes is not None else None
         before = len(box.written) if box is not None else 0
-        self.words += self.reference.finish(probes.recorder if probes is not None else None)
+        self.words += self.reference.finish(probes.context.recorder if probes is not None else None)
         if box is not None and len(box.written) > before:  # the comparison has said only now that the runs diverge
             with self._writing(self._end):
-                self._store.write_manifest(self._manifest | {"kept_around": box.written})
-                self._store.close()
+                self._capture.store.write_manifest(self._manifest | {"kept_around": box.written})
+                self._capture.store.close()
 
     def print_last_words(self) -> None:
         """Print `words` and empty them; on ranks above 0 only where the store was lost, else what was not published."""
@@ -390,7 +386,7 @@ class Session:
             self._documents.files.remove()
         if self.probes is not None:
             self.probes.stop_in_child()
-        self._store.abandon()
+        self._capture.store.abandon()
 
     def _note_lost(self, error: StoreError) -> None:
         """Note that the store can no longer be written, and keep the reason; nothing at later calls.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _getstate = random.getstate  # a script may put its own generator in the place of python's, with code of its own
-PYTHON: object = getattr(_getstate, "__self__", None)
-"""Python's global generator."""
 
 
 def python_state() -> bytes:
@@ -120,30 +118,17 @@ class Start:
                 sys.modules["numpy"].random.seed(self._seed % 2**32)  # it takes 32 bits
 
 
-class _Loader:
-    """Loader that runs the real one, then a callback; the module keeps its real loader."""
+def _call_back(loader: Any, done: Callable[[], None]) -> None:
+    """Have a module's loader, which stays the same object, call `done` once it has run the next module."""
+    run = loader.exec_module
 
-    def __init__(self, loader: Any, done: Callable[[], None]) -> None:
-        """Wrap a module's real `loader`; `done` is called after the module has run."""
-        self._loader = loader
-        self._done = done
+    def exec_module(module: ModuleType) -> None:
+        """Run the module, then call back."""
+        vars(loader).pop("exec_module", None)  # gone already where another watch has done so
+        run(module)
+        done()
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """The module that the real loader creates; None where it leaves that to python."""
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Give the module its real loader back, run it with that, then call back."""
-        spec = module.__spec__
-        if spec is not None:
-            spec.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._done()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
+    loader.exec_module = exec_module
 
 
 class ImportWatch:
@@ -168,7 +153,7 @@ class ImportWatch:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of a watched module as the other finders give it, its loader wrapped so as to call back.
+        """The spec of a watched module as the other finders give it, its loader made to call back.
 
         None for every other module, and for one that no other finder has, which stays watched.
         """
@@ -181,7 +166,7 @@ class ImportWatch:
             spec = finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, callback)  # type: ignore[assignment]
+                    _call_back(spec.loader, callback)
                 return spec
         self._callbacks[name] = callback
         return None

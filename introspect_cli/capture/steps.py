@@ -543,37 +543,21 @@ MOMENTS = (
     *("on_forward", "on_root", "on_made", "on_root_left", "on_begin", "on_after_optimizer"),
     *("on_ending", "on_tick", "on_restart", "on_evaluation", "on_look"),
 )
+"""Moments of a step, of which listeners are told:
+- on_forward: an outermost module is about to be called in training, recorded or not.
+- on_root: outermost modules are about to run and will be recorded.
+- on_made: a module that no other one holds was named in the forward that calls it.
+- on_root_left: such a module's forward pass of training has returned.
+- on_begin: anything of a step that is recorded is about to happen.
+- on_after_optimizer: an optimizer has stepped and its parameters are on record.
+- on_ending: a step is about to end: what is written now is read by whoever sees the step.
+- on_tick: a step has ended.
+- on_restart: steps start from 0 again; told is which step becomes step 0, None where none does.
+- on_evaluation: rows turned out to be an evaluation's, and were taken back.
+- on_look: the script saves what it has, or is over: what models hold then is what came of it all."""
 
 
-class Moments:
-    """Lists of listeners for moments of a step.
-
-    The moments (`MOMENTS`):
-        on_forward: told of an outermost module that is about to be called in training, recorded or not.
-        on_root: told of outermost modules that are about to run and will be recorded.
-        on_made: told of a module that no other one holds, when it is named in the forward that calls it.
-        on_root_left: told of such a module when its forward pass of training has returned.
-        on_begin: told when anything of a step that is recorded is about to happen.
-        on_after_optimizer: told when an optimizer has stepped and its parameters are on record.
-        on_ending: told when a step is about to end: what is written now is read by whoever sees the step.
-        on_tick: told when a step has ended.
-        on_restart: told when steps start from 0 again, and which step becomes step 0, None where none does.
-        on_evaluation: told of rows that turned out to be an evaluation's, and were taken back.
-        on_look: told where the script saves what it has, or is over: what models hold then is what came of it all.
-    """
-
-    def __init__(self) -> None:
-        """Start without listeners."""
-        self.listeners: dict[str, list[Callable[..., None]]] = {moment: [] for moment in MOMENTS}
-        """Of each moment, in the order in which they are told."""
-
-    def tell(self, moment: str, *given: object) -> None:
-        """Call the listeners of a moment in order with what is given; an exception is raised at once."""
-        for listener in self.listeners[moment]:
-            listener(*given)
-
-
-class StepClock(Moments):
+class StepClock:
     """Clock that decides when a step begins and ends, and calls listeners.
 
     Attributes:
@@ -598,7 +582,8 @@ class StepClock(Moments):
             guard: catches failures of labels.
             wants_eval: whether evaluation is recorded.
         """
-        super().__init__()
+        self.listeners: dict[str, list[Callable[..., None]]] = {moment: [] for moment in MOMENTS}
+        """Of each moment, in the order in which they are told."""
         self._recorder = recorder
         self._names = names
         self._parts = parts
@@ -614,6 +599,11 @@ class StepClock(Moments):
         self._rows_at_begin = self._forwards = self._backwards = 0
         self._graphs: list[tuple[int, weakref.ref[_Mark] | None]] = []
         self._ran_with_gradients: list[weakref.ref[nn.Module]] = []
+
+    def tell(self, moment: str, *given: object) -> None:
+        """Call the listeners of a moment in order with what is given; an exception is raised at once."""
+        for listener in self.listeners[moment]:
+            listener(*given)
 
     def tell_root(self, module: nn.Module) -> None:
         """Call the `on_root` listeners before an outermost call that will be recorded."""

@@ -174,17 +174,12 @@ def _cut_together(module: Any) -> list[Any]:
     return [] if one is None else [one]
 
 
-def fsdp_groups(module: Any) -> tuple[list[Any], list[Any]]:
-    """Process groups over which `fully_shard` shards and replicates a module; [] twice where it was not called.
-
-    Returns:
-        all shard groups and replicate groups; and for each set of parameters that is sharded together its replicate
-        group, None where it has none.
-    """
+def fsdp_groups(module: Any) -> list[Any]:
+    """Process groups over which `fully_shard` shards and replicates a module; [] where it was not called."""
     meshes = [getattr(together, "mesh_info", None) for together in _cut_together(module)]
-    replicas = [getattr(mesh, "replicate_process_group", None) for mesh in meshes]
-    pairs = zip([getattr(mesh, "shard_process_group", None) for mesh in meshes], replicas, strict=True)
-    return [group for pair in pairs for group in pair if group is not None], replicas
+    names = ("shard_process_group", "replicate_process_group")
+    groups = (getattr(mesh, name, None) for mesh in meshes for name in names)
+    return [group for group in groups if group is not None]
 
 
 class Unsharded(NamedTuple):
@@ -228,15 +223,15 @@ def unsharded_of(module: Any) -> list[Unsharded]:
 _PIPELINES = "torch.distributed.pipelining."
 _STAGE, _SCHEDULES = f"{_PIPELINES}stage", f"{_PIPELINES}schedules"
 _IN_STAGE = {
-    "_forward_metadata_inference": ("inference", _STAGE, "self", ""),
-    "_backward_metadata_inference": ("inference", _STAGE, "self", ""),
-    "_shape_inference": ("inference", _STAGE, "self", ""),
-    "forward_one_chunk": ("forward", _STAGE, "self", "fwd_chunk_id"),
-    "backward_one_chunk": ("backward", _STAGE, "self", "bwd_chunk_id"),
-    "backward_weight_one_chunk": ("weight", _STAGE, "self", "bwd_chunk_id"),
-    "_maybe_compute_loss": ("loss", _SCHEDULES, "stage", "mb_index"),
+    "_forward_metadata_inference": ("inference", _STAGE, "self"),
+    "_backward_metadata_inference": ("inference", _STAGE, "self"),
+    "_shape_inference": ("inference", _STAGE, "self"),
+    "forward_one_chunk": ("forward", _STAGE, "self"),
+    "backward_one_chunk": ("backward", _STAGE, "self"),
+    "backward_weight_one_chunk": ("weight", _STAGE, "self"),
+    "_maybe_compute_loss": ("loss", _SCHEDULES, "stage"),
 }
-"""torch's functions: activity, module, and variables that hold the stage and its microbatch."""
+"""torch's functions: activity, module, and the variable that holds the stage."""
 
 
 class InStage(NamedTuple):
@@ -246,29 +241,25 @@ class InStage(NamedTuple):
         what: `inference` of the shapes of what it passes on, on memory without values; `forward`, `backward`, or
             `weight`, the part of a backward pass that is left for later; `loss`.
         stage: the stage.
-        chunk: the number of the microbatch; -1 where that is not known.
     """
 
     what: str
     stage: Any
-    chunk: int
 
 
 def in_stage() -> InStage | None:
     """What a pipeline stage is doing in this thread, by the innermost of its frames under way; None outside of stages.
 
-    Where torch lacks this, two equal runs of a pipeline differ in step 0, and calls are counted instead of
-    microbatches.
+    Where torch lacks this, two equal runs of a pipeline differ in step 0.
     """
     if _STAGE not in sys.modules:
         return None
     for frame in outward(sys._getframe(1)):  # noqa: SLF001 - the documented way to a frame
-        what, home, stage, number = _IN_STAGE.get(frame.f_code.co_name, ("", "", "", ""))
+        what, home, stage = _IN_STAGE.get(frame.f_code.co_name, ("", "", ""))
         if what and frame.f_code.co_filename == getattr(sys.modules.get(home), "__file__", None):
-            held = frame.f_locals
-            chunk = held.get(number, -1)
-            if held.get(stage) is not None:
-                return InStage(what, held[stage], chunk if type(chunk) is int else -1)
+            held = frame.f_locals.get(stage)
+            if held is not None:
+                return InStage(what, held)
     return None
 
 

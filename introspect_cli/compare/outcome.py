@@ -82,7 +82,7 @@ class RankOutcome:
         results: the kinds of results that agree in every step that was opened; None where none was.
         hidden: the kinds of results of which some are NaN throughout in both runs, until some agree as numbers.
         results_known: what is known of all results of these steps: equal, within tolerance, or not that.
-        evaluated: the compared steps in which both runs recorded an evaluation that was selected.
+        evaluated: whether both runs recorded an evaluation that was selected.
         later: records of steps after the first divergence that were opened.
         unopened: common steps after those, which were not compared.
         resumption: what a resumed run goes on with; None where neither run is one.
@@ -114,7 +114,7 @@ class RankOutcome:
     results: frozenset[Kind] | None = None
     hidden: frozenset[Kind] = frozenset()
     results_known: Known = Known.EQUAL
-    evaluated: tuple[int, ...] = ()
+    evaluated: bool = False
     later: int = 0
     unopened: int = 0
     resumption: Resumption | None = None

@@ -408,7 +408,6 @@ class DiffResult:
         explains: what explains the first divergence: on record, what is left where nothing is, and what is likely.
         causes: statements and settings that may have caused it, in one list, the likeliest first.
         evidence: what was equal and what was not, that makes the first divergence what it is.
-        before: of the evidence, what agrees before the first divergence.
         first: the first divergence; None unless diverged.
         candidates: the first divergence of each rank, by step and phase; no other order between ranks is meant.
         divergences: what was asked to be listed, in order; the counts cover all of them.
@@ -434,7 +433,6 @@ class DiffResult:
     explains: tuple[Finding, ...] = ()
     causes: tuple[Candidate, ...] = ()
     evidence: tuple[str, ...] = ()
-    before: tuple[str, ...] = ()
     first: Divergence | None = None
     candidates: tuple[Divergence, ...] = ()
     divergences: tuple[Divergence, ...] = ()

@@ -36,6 +36,7 @@ _PROVED: Final[Mapping[str, str]] = {
     # data and the script
     "repeated": "in {side} it is that of the time before, again",
     "shuffled": "the same values in another order: it is shuffled or shifted differently",
+    "normalised": "extrema, mean and variance are those of {line}: it is scaled and shifted differently",
     "scaler": "the scale of GradScaler {a} -> {b}",
     # gradients
     "stale": "in {side} it is the other's plus that of the {of} before: zero_grad is missing or late in {side}",
@@ -47,7 +48,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "hyperparameter": "{name} {a} -> {b}",
     "untouched": "in {side} the optimizer[ ({name})] leaves it as it was",
     "fresh-state": "the optimizer state of {side} started from scratch (it has counted {a} steps in a and {b} in b)",
-    "changed-in-one": "{side} alone changes it, and no optimizer does[, after step {step}]",
+    "changed-in-one": "{side} alone changes it, and no optimizer does",
     # what tensors begin with
     "filled": "what initialises it[, in a {a}][, in b {b}]",
     "filled-with": "{by} initialises it with {a} in a, {b} in b",
@@ -62,7 +63,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "draw-by": "{name} drew random numbers in {side} and not in {other}",
     "unseeded": "{names} was drawn from in step {step} and never seeded (capture --seed seeds all generators)",
     "port-unequal": "no equal parameter in the other run: {names}",
-    "port-turned": "the numbers of b in another order: {names}",
     # what one run alone has
     "not-in-optimizer": "no optimizer that steps in {other} has this parameter",
     "tied": "in {other} it is tied to {target}",
@@ -86,8 +86,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "a step are added up, not averaged: divide each by {number}",
     "split-uneven": "in {side} the losses are means over {counts} {by}, and count alike: weighted by these they are "
     "that of {other}",
-    "split-statistics": "its statistics are taken over each part of a batch, which splitting a batch changes by itself",
-    "split-draws": "each part of a batch draws its own random numbers, which splitting a batch changes by itself",
+    "split-parts": "it takes statistics over each part of a batch, or draws numbers for it: splitting a batch by "
+    "itself changes it",
 }
 
 _LIKELY: Final[Mapping[str, str]] = {
@@ -134,11 +134,10 @@ _LEFT: Final[Mapping[str, str]] = {
     "backward-of-user": "the backward pass of what uses that output",
     "reduction": "its reduction over the ranks",
     "clipping": "clipping",
-    "clipping-by-value": "clipping by value",
     "unscaling": "unscaling",
     "accumulation": "accumulation",
     "zero-grad": "zero_grad",
-    "gradient-by-hand": "a change of the gradient by hand",
+    "gradient-by-hand": "another change of the gradient (by value, by hand)",
     "rounding-in-backward": "rounding in the backward pass of its module",
     "use-in-module": "how its module uses the parameter",
     "penalty": "a penalty on the parameters in the loss",
@@ -152,7 +151,6 @@ _LEFT: Final[Mapping[str, str]] = {
     "before-recorded": "it was built, copied or updated differently before",
     "cast": "the model was cast",
     "sizes": "the model is built with other sizes",
-    "steps-before": "the steps before, which are not on record",
     "initialisation": "its initialisation",
     "seed": "the seed",
     "checkpoint": "another checkpoint, a change by the script before it was recorded",
@@ -187,26 +185,15 @@ MOMENTS: Final[Mapping[str, str]] = {
 
 _TOLD: Final[Mapping[str, str]] = {
     # where the runs agree
-    "runs-are": "The runs are",
-    "samples-are": "Over the samples of each step, the runs are",
-    "it-is": "{name} is",
-    "selected-is": "What was selected of {name} is",
-    "extent": "{records} of {steps}[ that both runs kept{thinned}][, {within} of them {by}]",
-    "as-one": "only within the tolerance or by extrema and means",
-    "tolerated": "within the tolerance or noise given",
     "until": "up to and including {step}",
-    "agree": "{extent} agree {until}",
-    "the-same": "{subject} the same: {agree}",
-    "same-numbers": "The runs have the same numbers: {agree}",
-    "results-equal": "The runs have the same results: the {names} are equal {until}.",
-    "results-within": "The runs have the same results within the tolerance or noise given: the {names} agree "
-    "{until}, not all bit for bit.",
-    "changed-none": " What differs changed none of them, first at {step}: {what}.",
-    "not-compared": " Not compared: {records} that only one run could see (the first: {first}).",
-    "nan-throughout": " In the last step, of {all}, NaN throughout in both runs: {empty} (the first: {first}). They "
+    "same": "[{name} is the same][The runs are the same{plain}][The runs have the same numbers{structure}]: {records} "
+    "of {steps}[ that both runs kept{thinned}][, {within} of them only within tolerance,] agree {until}.",
+    "same-results": "The runs have the same results[ within tolerance{within}]: {names} agree {until}.[ What "
+    "differs changed none of them, first at {step}: {what}.][ Not compared: {blind}.]",
+    "nan-throughout": " In the last step, of {all}, NaN throughout in both runs: {empty:,} (the first: {first}). They "
     "are equal whatever was computed.",
     # where nobody can tell
-    "could-not-tell": "Could not tell: {why}.",
+    "could-not-tell": "Could not tell[ of {of}]: {why}.",
     "evaluation-unseen": "Could not tell: of the evaluation, what {names} computes was not seen. What was seen: {text}",
     "but-ran-unseen": "all that both runs recorded agrees, but what {names} computes was not seen, and no result of "
     "it (losses, gradients, updates) is on record",
@@ -214,53 +201,39 @@ _TOLD: Final[Mapping[str, str]] = {
     "not seen",
     "no-results": "all that both runs recorded agrees, but results (losses, gradients, parameters) were not recorded, "
     "and something else differs",
-    "no-complete-step": "no complete step (run {runs})",
-    "not-selected-in-both": "no selected step is in both runs",
     "no-common-step": "the runs have no step in common",
-    "nothing-in-common": "the runs have nothing in common that both observed",
-    "blank-step": "what the last compared step computes could not be observed, and it has no loss and no gradient",
-    "mostly-unseen": "about {unseen:,} of {all:,} records in common could not be observed",
-    "cut-within": "all that both runs recorded agrees until run {run} [ended with exit code {exit}][was "
-    "interrupted{cut}] within step {step}",
-    "seen-by-one": "all that both runs saw agrees, but {records} only one of them could see (the first: {first})",
+    "mostly-unseen": "of {all:,} records in common, too few could be observed, or none of the last step[ (about "
+    "{unseen:,} could not)]",
+    "cut-within": "all that both runs recorded agrees until run {run} ended ({how}) within step {step}",
+    "blind": "{records} that only one run could see (the first: {first})",
+    "seen-by-one": "all that both runs saw agrees, but not compared: {blind}",
     "ranks-missing": "all that both runs recorded agrees {until}, but {ranks} of {run} left nothing",
-    "equal-until": "equal {until}",
-    "agreed-within": "agreed within the tolerance or noise given {until}",
-    "changed-at-the-end": "{agreed}; after that, run {run} alone changes {name} outside of an optimizer step, and no "
-    "step follows that would show what comes of it",
-    "ends-before": "{agreed}, where run {short} ends; run {run} has {more:,} more steps",
+    "ends-before": "equal[ within tolerance{within}] {until}, where run {short} ends; run {run} has {more} more",
     # where they diverge
     "place": "First divergence at {step}[, {ranks}][, recomputed{recomputed}][, in evaluation{evaluation}]",
-    "diverges": "{name} diverges at {step}{too}: {what}.",
-    "first-more": "First that is more than rounding: {name}{far}.",
+    "diverges": "{name} diverges at {step}: {what}.",
+    "first-more": "First that is more than rounding: {what}.",
     "rounding-alone": "Rounding alone can make such a difference.",
     "grown": "It may also have grown from differences within the tolerance, the first in {first}.",
-    "nothing-changed": "No source file, setting or package on record differs[, but for {quiet}]. What is left: "
-    "[randomness{random}, ]a race of threads or workers, the hardware, a file that the script reads.",
-    "hidden": "Of the {names}, some are NaN throughout in both runs: that hides what comes of it.",
-    "unchanged": "The {names} agree in all {steps:,} steps compared: what differs changed none of them.",
+    "nothing-changed": "No source file, setting or package on record differs[, but for comments and names{quiet}]. "
+    "What is left: [randomness{random}, ]a race of threads or workers, the hardware, a file that the script reads.",
+    "hidden": "[Some are NaN throughout in both runs, which hides what comes of it: {names}.]",
+    "unchanged": "What differs changed none of these in the {steps:,} steps compared: {names}.",
     "on-rank": "rank {rank}",
     "on-all-ranks": "on all {ranks} ranks",
     "only-has-it": "only {side} has {name}{moment}",
     "differs-by": "{name}{moment}[, {size}][; b is {times} times a][; {place}]",
-    "between-calls": "between calls {one} and {two} of {after}, in {module}",
     "between": "in the forward code of {module}[, after {after}][, before {before}]",
     # what a reader can check
     "steps-before": "Compared steps before that agree{how}: {steps:,}.",
     "records-before": "Of {all} before it in step {step}, equal: {equal:,}[; within tolerance: {within:,}][; not "
     "observed in both runs: {unseen:,}].",
     "first-tolerated": "The first difference within the tolerance is {first}.",
-    "gradients": "Gradients of this step that differ: {differ} of {all}.",
-    "tensors": "Tensors recorded there that differ: {differ} of {all}; equal: {equal}.",
+    "alike": "Of the {kinds} recorded there, {differ} of {all} differ.",
     # a run that ended by an exception
-    "both-raised": " Both runs ended by the same exception: {words}.",
-    "raised-after": " After that, run {run} ended by an exception: {words}[; and run a by another one: {other}].",
-    "raised-early": "Run {run} ended by an exception before its first step was complete: {words}.",
-    "raised-no-common": "Run {run} ended by an exception: {words}. The runs have no step in common.",
-    "raised-earlier": "Run {run} ended by an exception where run {other} goes on: {words}. Until then, {until}, all "
-    "that was compared agrees[ within tolerance{within}].",
-    "raised-within": "Run {run} ended by an exception in {step} where run {other} goes on: {words}.",
-    "raised-later": "Run {run} ended by an exception, after the first divergence: {words}.",
+    "exception": "{text}[, at {where}][ in {function}]",
+    "raised": "Run {run} ended by an exception[ in {step}][ where run {other} goes on]: {words}.",
+    "both-raised": "Both runs ended by the same exception: {words}.",
     # a resumed run
     "resumed": "Run {run}, resumed after step {step} of {whole}, restored all that is on record[; not restored, of "
     "no effect: {idle}][; not recorded: {unseen}].",
@@ -275,12 +248,12 @@ _TOLD: Final[Mapping[str, str]] = {
     "interrupted": "Run {run} was interrupted: it holds {until}.",
     "ranks-ended": "Run {run}: {how}.",
     "thinned": "Run {run} does not hold {what}: what was there is not compared.",
-    "fewer-steps": "Run {run} holds {steps} of the {said} that its manifest names (see `introspect verify`)",
+    "fewer-steps": "Run {run} holds {steps:,} of the {said} that its manifest names (see `introspect verify`)",
     "only-has": "Only run {run} has {what}: not compared[ (run {stopped} was ended at its first divergence)].",
-    "some-steps": "{steps} steps from {first} to {last}",
-    "only-saves": "Only run {run} saves or keeps {names}: not compared.",
-    "blind-both": "About {blind} of {all} could not be observed, so they are not compared.",
-    "unopened": "{steps} later steps were not compared: the first divergence does not depend on them (see --map).",
+    "some-steps": "{steps} from {first} to {last}",
+    "saved": "files and copies {names}",
+    "blind-both": "[About {blind:,} of {all} could not be observed, so they are not compared.]",
+    "unopened": "[{steps:,} later steps were not compared: the first divergence does not depend on them (see --map).]",
     "copies-differ": "In run {run}, {name} is not one value: its {text}.",
     "noise-unused": "The noise runs are not used: they do not show what another layout changes.",
     "first-step": "{name} in the first step",
@@ -288,17 +261,15 @@ _TOLD: Final[Mapping[str, str]] = {
     # two implementations of one model
     "port": "The runs share almost no names: values were paired by what they hold, in step {step} alone, and agree "
     "where their relative L2 distance is at most {close:g} (--rtol sets another).",
-    "port-place": "First divergence at step {step}: the {a} in a, the {b} in b{far}",
-    "port-last": "The last value that agrees is {a} in a, {b} in b[, {order}].",
-    "port-order": "the same numbers in another order",
+    "port-place": "First divergence at step {step}: the {kind} of {a} in a, the {kind} of {b} in b[, {far}]",
+    "port-last": "The last value that agrees is {a} in a, {b} in b.",
     "port-undecided": "Could not tell: no value of a's forward pass is in b in step {step}.",
     "port-agrees": "The implementations agree: the values of the forward pass of step {step}, to {a} in a, {b} in "
     "b[; gradients of parameters: {gradients}].",
-    "port-parameters": "Distinctive parameters of a in b: {found} of {all}[; in another order or shape: {turned}]",
+    "port-parameters": "Distinctive parameters of a in b: {found} of {all}[; in another order or shape: {turned}]"
+    "[; in a only: {only_a}][; in b only: {only_b}]",
     "port-values": "Values of a's forward pass in b: {found} of {a} (b has {b})",
-    "port-alone": "Parameters in {side} only: {names}",
-    "port-module-agrees": "equal parameters; its output agrees",
-    "port-module-differs": "equal parameters; its output differs",
+    "port-module": "equal parameters; its output {how}",
     "port-merged": "equal extrema, equal sums to rounding",
     "port-in-b": "{a} is {b} in b",
 }

@@ -100,7 +100,6 @@ class Paired:
         only_b: steps that only b has, in a's numbering.
         tail_a: how many steps a has after the last common one.
         tail_b: how many steps b has after the last common one.
-        changed: a tensor that only one run changes after the last common step, where it trains no more, in words.
     """
 
     a: Reader
@@ -111,7 +110,6 @@ class Paired:
     only_b: tuple[int, ...]
     tail_a: int
     tail_b: int
-    changed: str = ""
 
     def __len__(self) -> int:
         return len(self.rows_a)

@@ -138,7 +138,7 @@ def first_screen(result: DiffResult) -> str:
         both = f'<p class="quiet">Training: {one}. Evaluation: {two}.</p>'
     return (
         f'<p class="verdict">{badge} <strong>{text(place)}</strong></p>{both}'
-        f'<div class="cards">{_where(result, first)}{_how_much(result, first)}{_why(result, first)}</div>'
+        f'<div class="cards">{_where(result, first)}{_how_much(first)}{_why(result, first)}</div>'
         f"{found}{strip(result)}"
     )
 
@@ -184,8 +184,8 @@ def roundings(first: Divergence) -> str:
     return f"{f'{k:,.0f}' if 10 <= k < 1e7 else number(k, 2)} {dtype} rounding units"
 
 
-def _how_much(result: DiffResult, first: Divergence) -> str:
-    """The card "How much": distance, roundings, noise floor, both values, and what agrees before.
+def _how_much(first: Divergence) -> str:
+    """The card "How much": distance, roundings, noise floor, both values.
 
     In place of the distance, the run that alone has the record, or that it was not measured.
     """
@@ -199,7 +199,6 @@ def _how_much(result: DiffResult, first: Divergence) -> str:
     if a is not None and b is not None:
         one, two = map(text, glance(first))
         rows.append(("values", f'<span class="a">a {one}</span> <span class="b">b {two}</span>'))
-    rows += [("before", text(" ".join(result.before)))]
     return card("How much", big, rows)
 
 

@@ -175,7 +175,7 @@ def read(source: Path | io.BytesIO, called: str) -> Any:
         raise StoreError(f"cannot read {called}: there is not enough memory") from None
     except Exception as error:  # torch raises whatever a damaged file leads it to
         raise StoreError(_refusal_sentence(called, error)) from None
-    return _Converter(called).plain(found, 0)
+    return _as_plain(found, called)
 
 
 def _is_zip(source: Path | io.BytesIO, called: str) -> bool:
@@ -227,45 +227,43 @@ def _refusal_sentence(called: str, error: Exception) -> str:
     return f"{called} is not a file of torch.save that can be read: {first}"
 
 
-class _Converter:
-    """Converts loaded objects to plain data; raises for too many values, repetitions or levels."""
+def _as_plain(found: Any, called: str) -> Any:
+    """A loaded value as plain data, with all inside it: tensors and arrays as `Pieces`, tuples and sets as lists.
 
-    def __init__(self, called: str) -> None:
-        """Start with nothing counted; `called` is what errors call the file."""
-        import torch
+    Keys of dicts stay as they are. Other objects become their `str`, cut to 200 characters.
 
-        self._called, self._tensor = called, torch.Tensor
-        self._nodes = self._again = 0
-        self._seen = set[int]()
+    Args:
+        found: what torch loaded.
+        called: what errors call the file.
 
-    def plain(self, value: Any, depth: int) -> Any:
-        """A loaded value as plain data, with all inside it: tensors and arrays as `Pieces`, tuples and sets as lists.
+    Raises:
+        StoreError: more than 1,000,000 values, 10,000 times a dict or list seen before, or more than 64 levels.
+    """
+    import torch
 
-        Keys of dicts stay as they are. Other objects become their `str`, cut to 200 characters.
+    nodes = again = 0
+    seen = set[int]()
 
-        Args:
-            value: what torch loaded.
-            depth: how many containers it is in.
-
-        Raises:
-            StoreError: in all calls together more than 1,000,000 values, or 10,000 times a dict or list seen before; or
-                `depth` above 64.
-        """
-        self._nodes += 1
+    def plain(value: Any, depth: int) -> Any:
+        """A value that is in `depth` containers."""
+        nonlocal nodes, again
+        nodes += 1
         if isinstance(value, (dict, list)):
-            self._again += id(value) in self._seen
-            self._seen.add(id(value))
-        if self._nodes > _MOST_NODES or self._again > _MOST_AGAIN or depth > _DEEPEST:
-            raise StoreError(f"{self._called} is not a checkpoint: what it holds is nested too deep, or without end")
-        if isinstance(value, self._tensor):
+            again += id(value) in seen
+            seen.add(id(value))
+        if nodes > _MOST_NODES or again > _MOST_AGAIN or depth > _DEEPEST:
+            raise StoreError(f"{called} is not a checkpoint: what it holds is nested too deep, or without end")
+        if isinstance(value, torch.Tensor):
             return _pieces_of_tensor(value)
         if isinstance(value, (np.ndarray, np.generic)):
             return _pieces_of_array(np.asarray(value))
         if isinstance(value, dict):
-            return {key: self.plain(item, depth + 1) for key, item in value.items()}
+            return {key: plain(item, depth + 1) for key, item in value.items()}
         if isinstance(value, (list, tuple, set, frozenset)):
-            return [self.plain(item, depth + 1) for item in value]
+            return [plain(item, depth + 1) for item in value]
         return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)[:200]
+
+    return plain(found, 0)
 
 
 def _pieces_of_array(array: NDArray[Any]) -> Pieces:

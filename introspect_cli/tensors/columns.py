@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
     import torch
-    from numpy.typing import NDArray
 
     from introspect_cli.tensors.gpu.engine import Pending
     from introspect_cli.tensors.rows import Arena
@@ -41,25 +40,19 @@ _WITHOUT_ROW: Final = frozenset({Status.NOT_OBSERVED, Status.VALUE})
 """Statuses without a row."""
 
 
-@dataclass(frozen=True, eq=False)
-class Facts:
+class Facts(NamedTuple):
     """What is known of n rows before they are computed; read-only.
 
     Attributes:
-        layout_of: the number of each row's layout.
-        kinds: the status of rows that were not seen as usual.
-        header_of: what checksums begin with where their layout does not tell.
-        unmeasured: rows of which the checksum alone counts.
-        layout_index: `layout_of` as uint32 (n,).
+        made_of: the numbers of the rows' layouts, the status of rows that were not seen as usual, by slot, what
+            checksums begin with where their layout does not tell, and rows of which the checksum alone counts.
+        layout_index: the number of each row's layout, uint32 (n,).
         headers: what the checksum of each begins with, uint64 (n,).
         status: `records.Status` of each, uint8 (n,).
         seen: how much of each row counts, uint8 (n,).
     """
 
-    layout_of: list[int]
-    kinds: dict[int, Status]
-    header_of: dict[int, int]
-    unmeasured: list[int]
+    made_of: tuple[list[int], dict[int, Status], dict[int, int], list[int]]
     layout_index: npt.NDArray[np.uint32]
     headers: npt.NDArray[np.uint64]
     status: npt.NDArray[np.uint8]
@@ -101,30 +94,20 @@ class RowNotes:
             layout_of: the number of each row's layout, by slot.
             layouts: the layouts by number, which have the checksum headers.
         """
-        last = self._facts
-        if (
-            last is None
-            or layout_of != last.layout_of
-            or self._kinds != last.kinds
-            or self.header_of != last.header_of
-            or self.unmeasured != last.unmeasured
-        ):
-            self._facts = last = self._new_facts(layout_of.copy(), layouts)
-        return last
-
-    def _new_facts(self, layout_of: list[int], layouts: LayoutNumbers) -> Facts:
-        """Build the facts of the step's rows; `layout_of` becomes part of them, so it must be a copy."""
-        count, layout_index = len(layout_of), np.array(layout_of, np.uint32)
-        headers = layouts.headers()[layout_index]
-        for slot, own in self.header_of.items():
-            headers[slot] = own
-        status, seen = np.zeros(count, np.uint8), np.zeros(count, np.uint8)
-        seen[self.unmeasured] = BITS_ALONE
-        for slot, kind in self._kinds.items():
-            status[slot] = kind
-            if kind in _WITHOUT_ROW:
-                seen[slot] = NOTHING
-        return Facts(layout_of, self._kinds, self.header_of, self.unmeasured, layout_index, headers, status, seen)
+        made_of = (layout_of, self._kinds, self.header_of, self.unmeasured)
+        if self._facts is None or self._facts.made_of != made_of:
+            count, layout_index = len(layout_of), np.array(layout_of, np.uint32)
+            headers = np.array(layouts.headers, np.uint64)[layout_index]
+            for slot, own in self.header_of.items():
+                headers[slot] = own
+            status, seen = np.zeros(count, np.uint8), np.zeros(count, np.uint8)
+            seen[self.unmeasured] = BITS_ALONE
+            for slot, kind in self._kinds.items():
+                status[slot] = kind
+                if kind in _WITHOUT_ROW:
+                    seen[slot] = NOTHING
+            self._facts = Facts((layout_of.copy(), *made_of[1:]), layout_index, headers, status, seen)
+        return self._facts
 
 
 class LayoutNumbers:
@@ -132,13 +115,13 @@ class LayoutNumbers:
 
     Attributes:
         layouts: them, by number.
+        headers: what the checksum of each begins with.
     """
 
     def __init__(self) -> None:
         """Start without layouts."""
         self.layouts: list[Layout] = []
-        self._headers: list[int] = []
-        self._array = np.zeros(0, dtype=np.uint64)
+        self.headers: list[int] = []
         self._numbers: dict[Layout, int] = {}
         self._on_cpu: dict[tuple[torch.dtype, torch.Size, tuple[int, ...]], int] = {}
 
@@ -147,8 +130,7 @@ class LayoutNumbers:
         index = self._numbers.get(layout)
         if index is None:
             index = len(self._numbers)
-            self._array = self._array[:0]
-            self._headers[index:] = [checksum.header(layout.dtype, layout.shape)]
+            self.headers[index:] = [checksum.header(layout.dtype, layout.shape)]
             self.layouts[index:] = [layout]  # where an exception left one without its number, that one goes
             self._numbers[layout] = index  # the last: whatever ends this early, no number has another's layout
         return index
@@ -162,12 +144,6 @@ class LayoutNumbers:
             index = self.number_of(Layout(tuple(tensor.shape), name, "cpu", strides_kind(tensor)))
             self._on_cpu[key] = index
         return index
-
-    def headers(self) -> NDArray[np.uint64]:
-        """What the checksum of each layout begins with, uint64 (n,), by layout number; rebuilt after a new layout."""
-        if len(self._array) != len(self._headers):
-            self._array = np.array(self._headers, dtype=np.uint64)
-        return self._array
 
 
 # ---
@@ -240,7 +216,7 @@ class Columns:
             self.arrays["status"][:] = facts.status[pick]
         self._picked = picked = (pick, facts.headers[pick], facts.seen[pick])
         self._addresses = tuple(array.ctypes.data for array in picked)
-        self._noted = [(record, slot) for record, slot in enumerate(slots) if slot in facts.kinds]
+        self._noted = [(record, slot) for record, slot in enumerate(slots) if slot in facts.made_of[1]]
         self.slots = slots
         self._facts = facts
 

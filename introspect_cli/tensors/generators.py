@@ -84,10 +84,6 @@ class Generators:
             }
         self.moved = self._has_any_moved if self._devices else self._compiled.generators_moved
 
-    def state(self, name: str) -> int | None:
-        """64 bits of a CPU generator's state as `watch` or `take_moved` last read it; None where it is not watched."""
-        return self._states[self.names.index(name)] if name in self.names else None
-
     @property
     def is_complete(self) -> bool:
         """Whether any generator is watched, and no default generator in use was left unwatched."""

@@ -322,7 +322,12 @@ class Summarizer:
                 except Exception as error:
                     self._replace_failed(slot, tensor, error)
             for engine, entries in batch.items():
-                self._launch_batch(engine, entries)
+                try:
+                    engine.launch_tables(entries)
+                except Exception as error:  # noqa: PERF203 - the other devices still compute
+                    why = values.shortened(f"{type(error).__name__}: {error}")
+                    for slot, _ in entries:
+                        self._notes.set_status(slot, Status.NOT_OBSERVED, why)
         return slots
 
     def keep_marks(self, tensors: list[torch.Tensor], marks: dict[int, Hashable]) -> None:
@@ -344,19 +349,6 @@ class Summarizer:
         with self._lock:
             others = tensors if self.intake is None else self.intake.unlike(tensors, marks)
         return [tensor for tensor in others if marks.get(id(tensor)) != _mark(tensor)]
-
-    def _launch_batch(self, engine: DeviceEngine, entries: list[tuple[int, list[Item]]]) -> None:
-        """Launch the kernels for tensors on one GPU; if that raises, all their rows become NOT_OBSERVED with the error.
-
-        Args:
-            engine: the GPU's.
-            entries: of each tensor the slot of its row, and the runs that it consists of.
-        """
-        try:
-            engine.launch_tables(entries)
-        except Exception as error:
-            for slot, _ in entries:
-                self._notes.set_status(slot, Status.NOT_OBSERVED, values.shortened(f"{type(error).__name__}: {error}"))
 
     def _replace_failed(self, slot: int, tensor: torch.Tensor, error: Exception) -> None:
         """Drop the rows from `slot` on, and add one that says why the tensor was not observed.

@@ -48,10 +48,10 @@ def test_stages_of_pipelines_have_the_functions_whose_frames_are_asked():
         for cls in (
             each for each in vars(home).values() if isinstance(each, type) and each.__module__ == home.__name__
         ):
-            for name, (_, module, holder, number) in torch_distributed._IN_STAGE.items():
+            for name, (_, module, holder) in torch_distributed._IN_STAGE.items():
                 code = getattr(vars(cls).get(name), "__code__", None)
                 if code is not None and module == home.__name__:
-                    assert {holder, number} - {""} <= {*code.co_varnames[: code.co_argcount]}
+                    assert holder in code.co_varnames[: code.co_argcount]
                     seen.add(name)
     assert {"forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk", "_maybe_compute_loss"} <= seen
     assert {"_forward_metadata_inference", "_shape_inference"} & seen
@@ -120,7 +120,7 @@ def cut(net, **settings):
 def test_what_fully_shard_cuts_is_known_by_its_groups_and_keepers(mesh, group):
     net = cut(nn.Linear(2, 2), mesh=mesh)
     assert torch_distributed.is_cut(net)
-    assert torch_distributed.fsdp_groups(net) == ([group], [None])
+    assert torch_distributed.fsdp_groups(net) == [group]
     assert torch_distributed.unsharded_of(net) == []
     shards = list(net.parameters())
     net.unshard()
@@ -135,10 +135,7 @@ def test_what_fully_shard_copies_is_known_by_the_group_of_the_copies(group):
 
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("copy", "cut"))
     net = cut(nn.Linear(2, 2), mesh=mesh)
-    assert torch_distributed.fsdp_groups(net) == (
-        [mesh.get_group("cut"), mesh.get_group("copy")],
-        [mesh.get_group("copy")],
-    )
+    assert torch_distributed.fsdp_groups(net) == [mesh.get_group("cut"), mesh.get_group("copy")]
 
 
 class Mixture(nn.Module):
@@ -167,7 +164,7 @@ def test_parameters_of_one_module_that_are_cut_over_several_meshes(mesh, group, 
         experts = {id(each) for each in net.expert.parameters()}
         place = lambda x: common.ShardPlacementResult(None, expert if id(x) in experts else dense)  # noqa: E731
         cut(net, mesh=mesh, shard_placement_fn=place)
-        assert torch_distributed.fsdp_groups(net) == ([group, other], [None, None])
+        assert torch_distributed.fsdp_groups(net) == [group, other]
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for _ in range(2):
             optimizer.zero_grad()

@@ -1,11 +1,10 @@
-"""Microbatches of pipeline stages: numbered by the schedule, in whatever order they run, by several stages a rank."""
+"""Stages of pipelines: several of one rank, and schedules that are the same run."""
 
 from __future__ import annotations
 
 import textwrap
 
 import pytest
-import torch
 from artefacts import launched
 from laid_out import together
 from launches import DISTRIBUTED, needs
@@ -13,43 +12,11 @@ from opcapture import compared
 
 from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import check
-from introspect_cli.records import Kind
 from introspect_cli.store.run import Stages, open_run, stages_of
 
 pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
 QUIET = ("--no-packages", "--no-env", "--no-source")
-
-ORDERED = textwrap.dedent("""
-    import sys
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.distributed.pipelining import PipelineStage
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = nn.Linear(4, 4)
-            self.act = nn.ReLU()
-
-        def forward(self, x):
-            return self.act(self.first(self.act(self.first(x))))
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    torch.manual_seed(0)
-    net = Net()
-    stage = PipelineStage(net, 0, 1, torch.device("cpu"))
-    stage.chunks = 4
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    x = torch.arange(32.0).view(8, 4).chunk(8)
-    for order in sys.argv[1:]:
-        optimizer.zero_grad()
-        for turn, chunk in enumerate(map(int, order)):
-            stage.forward_one_chunk(chunk, (x[chunk + 4 * (turn > 3)],)).sum().backward()
-        optimizer.step()
-    dist.destroy_process_group()
-""")
 
 SEQUENCE = textwrap.dedent("""
     import os
@@ -81,32 +48,6 @@ SEQUENCE = textwrap.dedent("""
     if world > 1:
         dist.destroy_process_group()
 """)
-
-ORDERS = {
-    "another": ("0123", "1032"),
-    "after that": ("3210", "3120"),
-    "left out": ("0123", "023"),
-    "twice, another": ("0123", "10320312"),
-}
-
-
-@pytest.mark.parametrize("orders", ORDERS.values(), ids=ORDERS)
-def test_a_call_has_the_number_of_its_microbatch(tmp_path, orders):
-    """And of how often the microbatch has called the module: layers are called twice here."""
-    needs("gpipe")
-    launched(tmp_path, {"run": (1, *orders)}, options=QUIET, script=ORDERED)
-    x = torch.arange(32.0).view(8, 4).chunk(8)
-    with open_run(tmp_path / "run") as run:
-        step = len(orders) - 1
-        records = list(run.rank(0).records(step))
-    given = {r.site.call: r.summary for r in records if r.site.kind is Kind.INPUT and r.site.fqn == "Net"}
-    wanted = {int(chunk) + 4 * (turn > 3) for turn, chunk in enumerate(orders[-1])}
-    assert set(given) == wanted
-    for call, summary in given.items():
-        assert summary.stats["mean"] == pytest.approx(x[call].mean().item())
-    inner = {r.site.call: r.summary for r in records if r.site.kind is Kind.INPUT and r.site.fqn == "Net.first"}
-    assert set(inner) == {2 * chunk + turn for chunk in wanted for turn in (0, 1)}
-    assert all(inner[2 * chunk].checksum == given[chunk].checksum for chunk in wanted)
 
 
 @pytest.fixture(scope="module")

@@ -260,21 +260,16 @@ def arguments(argv: Iterable[str], patterns: tuple[str, ...] = ()) -> list[str]:
         patterns: globs of further secret names, without hyphens at their beginning.
     """
     shown = []
-    secret_next = False
+    is_next = False
     for argument in argv:
         option = _OPTION.match(argument)
-        if secret_next and option is None:
+        is_secret = option is not None and is_secret_name(option[1], patterns)
+        name, sign, _ = argument.partition("=")
+        if is_next and option is None:
             shown.append(REDACTED)
-            secret_next = False
-            continue
-        secret_next = False
-        if option is not None:
-            is_secret = is_secret_name(option.group(1), patterns)
-            if is_secret and option.group(2):
-                shown.append(f"{argument.partition('=')[0]}={REDACTED}")
-                continue
-            secret_next = is_secret
-        shown.append(without_credentials(argument))
+        else:
+            shown.append(f"{name}={REDACTED}" if is_secret and sign else without_credentials(argument))
+        is_next = is_secret and not sign
     return shown
 
 

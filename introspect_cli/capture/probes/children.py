@@ -36,13 +36,11 @@ class ChildrenProbe(GuardedProbe):
     name = "children"
     lost = "processes that the script starts are"
 
-    def __init__(self, context: Context, *, followed: bool) -> None:
-        """Watch nothing before `install`; `followed` says whether child processes are recorded (`--children all`)."""
+    def __init__(self, context: Context) -> None:
+        """Watch nothing before `install`."""
         super().__init__(context)
-        self._followed = followed
+        self._followed = context.options.children == "all"
         self._spawning: tuple[int, str] | None = None  # how many processes are being spawned, and a name for all
-        self.started: list[str] = []
-        """Names of functions that unrecorded processes run, each once."""
 
     def install(self) -> None:
         """Watch `Process.start`; and `start_processes` of `mp.spawn`, if child processes are recorded."""
@@ -60,12 +58,16 @@ class ChildrenProbe(GuardedProbe):
         self._announce_rank(process)
 
         def started(_: None) -> None:
-            """Note the process's function, unless it is a helper's or the process is recorded; forks never are."""
+            """Note the process's function, once, unless it is a helper's or is recorded; forks never are."""
             if self._spawning is not None:
                 forget_spawned()
             is_fork = getattr(getattr(process, "_popen", None), "method", "fork") == "fork"
-            if work and (is_fork or not self._followed):
-                self._note_unrecorded(work, "" if is_fork else " (--children all records it)")
+            known, remedy = self._context.started, "" if is_fork else " (--children all records it)"
+            if work and (is_fork or not self._followed) and work not in known:
+                known.append(work)
+                self._context.guard.note(
+                    f"the script runs {work} in a process of its own, and what that computes is not recorded{remedy}"
+                )
 
         return started
 
@@ -99,19 +101,6 @@ class ChildrenProbe(GuardedProbe):
         number, name = self._spawning
         if type(args[1]) is int:
             os.environ.update(spawn_variables(args[1], number, name))
-
-    def _note_unrecorded(self, work: str, remedy: str) -> None:
-        """Note, each function once, that a child process runs it and is not recorded.
-
-        Args:
-            work: name of the function.
-            remedy: what follows the sentence; "" for nothing.
-        """
-        if self._guarded.on and work not in self.started:
-            self.started.append(work)
-            self._context.guard.note(
-                f"the script runs {work} in a process of its own, and what that computes is not recorded{remedy}"
-            )
 
 
 def work_of(process: BaseProcess) -> str:

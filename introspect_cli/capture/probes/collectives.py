@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import os
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from introspect_cli.capture import private_api, torch_distributed
-from introspect_cli.capture.events import RAISED, Event
-from introspect_cli.capture.frames import Places
+from introspect_cli.capture.events import FUNCTIONAL, FUNCTIONALS, RAISED
+from introspect_cli.capture.frames import line_of
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.base import tensors as tensors_in
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
@@ -26,7 +25,6 @@ from introspect_cli.texts import group_label
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
@@ -78,13 +76,6 @@ FACTS = {
 }
 """Operators by name; others (checks of memory, waits) move nothing."""
 
-FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-"""Prefixes of torch's functional collectives, whose endings differ between versions."""
-
-
-METHODS = ("all", "_allgather", "broadcast", "gather", "recv", "reduce", "_reduce_scatter", "scatter")
-"""Prefixes of a group's methods that give a handle of results; each version of torch has others."""
-
 
 # ---
 # Collectives and messages between ranks: which, over whom, in what order, with what going in and coming out.
@@ -104,9 +95,6 @@ METHODS = ("all", "_allgather", "broadcast", "gather", "recv", "reduce", "_reduc
 # A rank that hangs never ends its step, so nothing of that step is in the store. Each collective that begins is
 # therefore noted in a file of its own at once, which is emptied when the step ends.
 
-_FUNCTIONAL = "functional collectives"
-"""Group of the functions that end in operators, inside of which these are not recorded again."""
-_FUNCTIONS = "torch.distributed._functional_collectives"
 _MESSAGES = frozenset({"send", "recv"})
 
 
@@ -136,11 +124,10 @@ class CollectiveProbe(GuardedProbe):
     name = "collectives"
     lost = "collectives are"
 
-    def __init__(self, context: Context, folder: Path) -> None:
-        """Watch nothing before `install`; `folder` is this rank's part of the run."""
+    def __init__(self, context: Context) -> None:
+        """Watch nothing before `install`."""
         super().__init__(context)
-        self._folder = folder
-        self._places = Places()
+        self._folder = context.capture.store.path
         self._library: Any = None
         self._labels: dict[str, str] = {}
         self._lines: dict[tuple[Phase, str, int, str], dict[str, int]] = {}
@@ -162,22 +149,7 @@ class CollectiveProbe(GuardedProbe):
             operator = getattr(getattr(torch.ops.c10d, name, None), "default", None)
             if operator is not None:
                 self._library.impl(name, self._new_kernel(operator, facts), "Autograd", with_keyset=True)
-        group, asking = (
-            torch.distributed.ProcessGroup,
-            Event("", "torch.distributed", (), "_watch_method", "", raised=True),
-        )
-        for name in [name for name in vars(group) if name.startswith(METHODS)]:
-            self._patches.watch(group, name, self._guarded, self._watch_method, asking)
-        functions = importlib.import_module(_FUNCTIONS)
-        functional = Event("", _FUNCTIONS, (), "_watch_functional", "", compilers=True, group=_FUNCTIONAL, raised=True)
-        for name, original in list(vars(functions).items()):
-            word = next((word for word in FUNCTIONAL if name.startswith(word)), None)
-            if word is None or name.endswith("_inplace") or not inspect.isfunction(original):
-                continue
-            signature = inspect.signature(original)
-            if "group" in signature.parameters:
-                handler = functools.partial(self._watch_functional, signature, word)
-                self._patches.watch(functions, name, self._guarded, handler, functional)
+        importlib.import_module("torch.distributed._functional_collectives")
         super().install()
 
     def remove(self) -> None:
@@ -214,7 +186,7 @@ class CollectiveProbe(GuardedProbe):
             """
             sites: list[int] = []
             outputs: list[torch.Tensor] = []
-            if self._guarded.on and self._recorder.wanted and _FUNCTIONAL not in self._guarded.inside:
+            if self._guarded.on and self._recorder.wanted and FUNCTIONALS not in self._guarded.inside:
                 frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
                 with self._guarded, unobserved():
                     sites, outputs = self._record_begun(facts, args, frame)
@@ -233,46 +205,33 @@ class CollectiveProbe(GuardedProbe):
 
         Returns what ties the results of the operators in it to the handle it returns.
         """
-        mine = self._asked
+        mine, pending = self._asked, self._pending
         outer, mine.results = mine.results, []
 
         def asked(work: Any) -> None:
-            """Remember the results by the handle; they are dropped without a handle or after an error."""
-            results = mine.results
+            """Remember the results by the handle until somebody waits for it, it is gone, or the step ends."""
+            results, key = mine.results, id(work)
             mine.results = outer
             if results and work is not None and work is not RAISED:
-                self._expect(work, results)
+
+                def forget(_: object) -> None:
+                    pending.pop(key, None)
+
+                pending[key] = weakref.ref(work, forget), results
 
         return asked
 
-    def _expect(self, work: Any, results: list[_Result]) -> None:
-        """Remember results until the handle is waited for, is gone, or the step ends.
-
-        Args:
-            work: the handle; referred to weakly.
-            results: what it will have filled.
-        """
-        key, pending = id(work), self._pending
-
-        def forget(_: object) -> None:
-            pending.pop(key, None)
-
-        pending[key] = weakref.ref(work, forget), results
-
-    def _watch_functional(self, signature: inspect.Signature, word: str, call: Call) -> Callable[[object], None] | None:
+    def _watch_functional(self, call: Call) -> Callable[[object], None] | None:
         """Record a functional collective's inputs before it runs.
 
         Returns:
             A function that does nothing; while the collective runs, its presence keeps the operators and collectives
-            inside it from being recorded. None in an unrecorded step. Where the group is not known, nothing is recorded
-            either way.
-
-        Args:
-            signature: of the function.
-            word: what it does, such as `all_reduce`.
-            call: its call.
+            inside it from being recorded. None in an unrecorded step, and for what is none. Where the group is not
+            known, nothing is recorded either way.
         """
-        if not self._recorder.wanted:
+        function = getattr(sys.modules["torch.distributed._functional_collectives"], call.name)
+        signature, word = inspect.signature(function), next(word for word in FUNCTIONAL if call.name.startswith(word))
+        if not self._recorder.wanted or call.name.endswith("_inplace") or "group" not in signature.parameters:
             return None
         with unobserved():
             given = signature.bind(*call.args, **call.kwargs).arguments
@@ -341,7 +300,7 @@ class CollectiveProbe(GuardedProbe):
         counted = f"{label} {what}" if word in _MESSAGES else label
         call = self._context.count(self, counted)
         fqn = f"messages of {label}" if word in _MESSAGES else label
-        source = self._places.line(frame, through=True)
+        source = line_of(frame, through=True)
         path = what if word in _MESSAGES else ""
         phase = Phase.BACKWARD if private_api.graph_task() != -1 else Phase.FORWARD
         phase = Phase.OPTIMIZER if self._context.stack.optimizers else phase

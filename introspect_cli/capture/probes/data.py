@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from introspect_cli.capture import private_api
+from introspect_cli.capture.frames import line_of
 from introspect_cli.capture.naming import ById, FreeNames
 from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.probes.objects import BuiltProbe
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.views import unobserved
@@ -20,7 +23,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
-    from introspect_cli.capture.probes.objects import BuiltProbe
     from introspect_cli.capture.recording.rows import Row
 
 
@@ -39,10 +41,10 @@ class DataProbe(GuardedProbe):
     name = "data"
     lost = "batches are"
 
-    def __init__(self, context: Context, built: BuiltProbe) -> None:
-        """Watch nothing before `install`; `built` takes the loaders' settings."""
+    def __init__(self, context: Context) -> None:
+        """Watch nothing before `install`."""
         super().__init__(context)
-        self._built = built
+        self._built = context.probe(BuiltProbe)
         self._names = {Phase.DATA: FreeNames(), Phase.EVAL: FreeNames()}
         self._sources: ById[_Source] = ById()
         self._source_of: ById[_Source] = ById()
@@ -195,7 +197,7 @@ class DataProbe(GuardedProbe):
         """
         if self._context.draws.moved():
             self._context.draws.note(phase, loader, call, before=True)
-        info = SiteInfo(loader.partition("#")[0], source=self._context.line())
+        info = SiteInfo(loader.partition("#")[0], source=line_of(sys._getframe(1)))  # noqa: SLF001 - the documented way to a frame
         try:
             leaves = flatten(batch)
         except Exception as error:  # looking into an object of the script's runs code of the script's

@@ -8,6 +8,7 @@ each of its steps.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from introspect_cli.capture import private_api, torch_distributed
-from introspect_cli.capture.frames import script_frames, variable_names
+from introspect_cli.capture.frames import line_of, script_frames, variable_names
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.views import unobserved
@@ -71,8 +72,6 @@ class LossProbe(GuardedProbe):
             if not self._recorder.wanted:
                 return None
             call = self._context.count(self)
-            if stage is not None and stage.chunk >= 0:
-                call = self._context.pipelines.loss_number(stage.stage, stage.chunk, self._recorder.step)
             roots = [roots] if isinstance(roots, torch.Tensor) else roots
             if not isinstance(roots, (list, tuple)):
                 return None  # an iterator would be empty when torch gets it
@@ -117,11 +116,12 @@ class LossProbe(GuardedProbe):
             self._context.draws.note(Phase.LOSS, "loss", call, before=True)
         if Kind.LOSS not in self._context.kinds:
             return
+        info = SiteInfo(source=line_of(sys._getframe(1)))  # noqa: SLF001 - the documented way to a frame
         for position, root in enumerate(roots):
             if isinstance(root, torch.Tensor):
                 path = "" if len(roots) == 1 else f"[{position}]"
                 site = Site(Phase.LOSS, Kind.LOSS, "loss", call, path)
-                self._recorder.emit(self._recorder.site(site, SiteInfo(source=self._context.line())), root)
+                self._recorder.emit(self._recorder.site(site, info), root)
 
     def _record_leaves(self, roots: Iterable[object]) -> list[tuple[str, torch.Tensor]]:
         """Name the leaves of a graph before its backward pass in place of the last one's, and record their values.

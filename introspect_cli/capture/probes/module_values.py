@@ -16,14 +16,13 @@ from introspect_cli.records import GRADIENT_OF, Kind, Phase
 from introspect_cli.tensors.flatten import flatten, is_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import nn
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.naming import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
-    from introspect_cli.capture.torch_distributed import Style
     from introspect_cli.tensors.places import Placed
 
 
@@ -103,7 +102,9 @@ class ModuleValues:
         """`record` of what may be more than a plain tensor, hidden from what the script watches calls with."""
         cls = type(value)
         if issubclass(cls, torch.Tensor):
-            placed = torch_distributed.share(value, prefix, self._styles(state, kind, value)) if state.tagged else None
+            # an output that requires gradients was made by an autograd node that knows its place
+            styles = state.styles or () if kind is Kind.INPUT else () if value.requires_grad else state.gives
+            placed = torch_distributed.share(value, prefix, styles) if state.tagged else None
             self._record_tensor(state, phase, kind, call, prefix, value, placed)
             return
         if is_plain(cls):
@@ -123,16 +124,6 @@ class ModuleValues:
         for path, leaf in leaves:
             if issubclass(type(leaf), torch.Tensor):
                 self._record_tensor(state, phase, kind, call, prefix + path, leaf, is_recorded=True)
-
-    @staticmethod
-    def _styles(state: ModuleState, kind: Kind, value: torch.Tensor) -> Sequence[Style]:
-        """Tensor parallel styles that place a value: the module's for its inputs, or for its outputs.
-
-        () for an output that requires gradients.
-        """
-        if kind is Kind.INPUT:
-            return state.styles or ()
-        return state.gives if not value.requires_grad else ()
 
     def _record_tensor(
         self,

@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from introspect_cli.capture.environment import redact
 from introspect_cli.capture.environment.sources import attributes_of, is_users
-from introspect_cli.capture.frames import Places
+from introspect_cli.capture.frames import line_of
 from introspect_cli.capture.naming import ById, FreeNames
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Phase
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
     from introspect_cli.records import ModuleInfo
-    from introspect_cli.store.rank_writer import RankWriter
 
 
 # ---
@@ -327,18 +326,10 @@ class AttributeProbe(GuardedProbe):
     name = "attributes"
     lost = "attributes of modules are"
 
-    def __init__(self, context: Context, rank: RankWriter, secret: tuple[str, ...]) -> None:
-        """Record nothing before `install`.
-
-        Args:
-            context: shared by all probes.
-            rank: the writer of rows of modules.
-            secret: globs over names whose values are redacted.
-        """
+    def __init__(self, context: Context) -> None:
+        """Record nothing before `install`."""
         self._watched: dict[str, AttributeSnapshot] = {}
         super().__init__(context, then=self._watched.clear)
-        self._rank = rank
-        self._secret = secret
         self._recorded: dict[str, ModuleInfo] = {}
         self._changes: dict[tuple[str, str], int] = {}
 
@@ -397,7 +388,7 @@ class AttributeProbe(GuardedProbe):
         self._watched[root_name] = AttributeSnapshot(modules, list(map(self._followed, modules)))
         rows = [*new.values(), *changed]
         if rows:
-            self._rank.modules(rows)
+            self._context.rank.modules(rows)
 
     def _followed(self, module: nn.Module) -> dict[str, object]:
         """The module's plain attributes; those that have changed 8 times are left out."""
@@ -424,7 +415,7 @@ class AttributeProbe(GuardedProbe):
             if not text:
                 continue
             if value is not None and type(value) is not bool:
-                text = redact.value(name, text, self._secret)[:MAX_TEXT]
+                text = redact.value(name, text, self._context.options.redact)[:MAX_TEXT]
             times = self._changes.get((fqn, name), 0) + (before.get(name, text) != text)
             if times:
                 self._changes[fqn, name] = times
@@ -532,7 +523,6 @@ class BuiltProbe(GuardedProbe):
         super().__init__(context)
         self._autocast: dict[str, None] = {}
         context.facts["autocast"] = lambda: {"autocast": ", ".join(self._autocast) or "off"}
-        self._places = Places()
         self._lines: ById[str] = ById()
         self.loaders: dict[tuple[Phase, str], list[dict[str, Any]]] = {}
         """Settings of loaders by what they are for and name, each variant once."""
@@ -557,7 +547,7 @@ class BuiltProbe(GuardedProbe):
 
     def _watch_constructor(self, call: Call) -> Callable[[Any], None]:
         """Called before a constructor; returns what passes the new object and the caller's line to `_note_object`."""
-        return lambda _: self._note_object(call.first, self._places.line(call.frame))
+        return lambda _: self._note_object(call.first, line_of(call.frame))
 
     def _note_object(self, thing: object, line: str) -> None:
         """Keep a new scheduler or scaler for `document`, each once, 64 in all; of a loader keep the line alone."""
@@ -582,12 +572,10 @@ class BuiltProbe(GuardedProbe):
         evaluation are named `NAME (evaluation)`, further variants under one name `NAME (2)`.
         """
         waiting, self._waiting = self._waiting, []
-        with self._guarded, unobserved():
-            for kind, name, reference in waiting:
-                thing = reference()
-                if thing is not None:
-                    of_kind = self._described.setdefault(kind, {})
-                    of_kind[name] = _with_line(self._lines.get(thing), Description(_PROGRESS).attributes(thing))
+        for kind, name, reference in waiting:
+            thing = reference()
+            if thing is not None and (described := self._settings(thing)):
+                self._described.setdefault(kind, {})[name] = described
         loaders: dict[str, dict[str, Any]] = {}
         for (phase, name), settings in self.loaders.items():
             shown = f"{name} (evaluation)" if phase is Phase.EVAL else name
@@ -602,19 +590,21 @@ class BuiltProbe(GuardedProbe):
         {} from the 65th call on, or where describing it failed.
         """
         self._count += 1
-        settings: dict[str, Any] = {}
-        if self._count > MAX_DESCRIBED:
-            return settings
+        return self._settings(loader) if self._count <= MAX_DESCRIBED else {}
+
+    def _settings(self, thing: object) -> dict[str, Any]:
+        """Settings of an object as dotted names and scalars, the line that made it first; {} where that failed."""
         with self._guarded, unobserved():
-            held = object.__getattribute__(loader, "__dict__")
-            for name in _LOADER:
-                value = held.get(name)
-                if name == "batch_sampler" and type(value) is BatchSampler and held.get("batch_size") is not None:
-                    continue  # made by the loader itself
-                if value is not None:
-                    settings[name] = Description(_PROGRESS).describe(value)
-            settings = _with_line(self._lines.get(loader), settings)
-        return settings  # noqa: RET504 - nothing where describing it failed
+            if isinstance(thing, DataLoader):
+                held = {name: value for name in _LOADER if (value := attributes_of(thing).get(name)) is not None}
+                if type(held.get("batch_sampler")) is BatchSampler and "batch_size" in held:
+                    del held["batch_sampler"]  # made by the loader itself
+                described = {name: Description(_PROGRESS).describe(value) for name, value in held.items()}
+            else:
+                described = Description(_PROGRESS).attributes(thing)
+            line = self._lines.get(thing)
+            return {**({"line": line} if line else {}), **dict(flat("", described))}
+        return {}
 
     def add_loader(self, phase: Phase, name: str, settings: dict[str, Any]) -> None:
         """Add a loader's settings under name and phase, unless they are empty or equal ones are there.
@@ -637,8 +627,3 @@ class BuiltProbe(GuardedProbe):
             if phase is not Phase.DATA or name in names
         }
         self._context.facts["built"] = self.document
-
-
-def _with_line(line: str | None, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings as pairs of dotted name and scalar, with `line` first; without it where the line is unknown."""
-    return {**({"line": line} if line else {}), **dict(flat("", settings))}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.recording.recorder import Recorder
 
 PLAIN = (bool, int, float, str)
-_KEPT = frozenset({*PLAIN, type(None)})
-OTHER = object()
 _STATES = (dict, defaultdict)
 
 
@@ -149,21 +147,6 @@ class Plan:
         return recorder.record_compiled(KERNELS.record_state, self.sites, *known)
 
 
-def with_gradients(
-    sites: Sequence[int], parameters: list[torch.Tensor]
-) -> tuple[list[int], list[torch.Tensor], list[torch.Tensor]]:
-    """Sites, parameters and gradients of those parameters that have a site (not -1) and a gradient."""
-    kept_sites: list[int] = []
-    kept: list[torch.Tensor] = []
-    gradients: list[torch.Tensor] = []
-    for site, parameter in zip(sites, parameters, strict=True):
-        if site >= 0 and (gradient := parameter.grad) is not None:
-            kept_sites.append(site)
-            kept.append(parameter)
-            gradients.append(gradient)
-    return kept_sites, kept, gradients
-
-
 def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
     """Optimizers in the attributes of another, or in lists and tuples there (ZeroRedundancyOptimizer); not deeper."""
     optimizers: list[Optimizer] = []
@@ -171,21 +154,6 @@ def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
         kept = value if type(value) in (list, tuple) else [value]
         optimizers += [item for item in kept if issubclass(type(item), Optimizer)]
     return optimizers
-
-
-class Recorded(NamedTuple):
-    """Last record of a hyper-parameter: the object if immutable and equal to itself, its plain form, its site."""
-
-    value: object
-    plain: Any
-    site: int
-
-
-def is_fixed(value: object) -> bool:
-    """Whether a value is a number but NaN, a text, None, or a tuple of numbers, texts and None."""
-    if type(value) is tuple:
-        return all(type(item) in _KEPT for item in value)
-    return type(value) in _KEPT and value == value  # noqa: PLR0124 - see above
 
 
 def setting(value: object) -> Any:

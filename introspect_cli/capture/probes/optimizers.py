@@ -15,19 +15,16 @@ import torch
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import outward
-from introspect_cli.capture.naming import ById, FreeNames, Holder, parameters_of
+from introspect_cli.capture.naming import ById, FreeNames, parameters_of
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.optimizer_values import (
-    OTHER,
     PLAIN,
     ParameterSites,
     Plan,
-    Recorded,
     Stepping,
-    is_fixed,
     setting,
-    with_gradients,
 )
+from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.ranks.flat import ALL
 from introspect_cli.records import SCALER, Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors import parallel
@@ -45,7 +42,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
     from introspect_cli.capture.naming import ParameterName
-    from introspect_cli.capture.probes.state import StateProbe
 
 
 class OptimizerProbe(GuardedProbe):
@@ -54,17 +50,15 @@ class OptimizerProbe(GuardedProbe):
     name = "optimizers"
     lost = "optimizer steps (and so the ends of steps) are"
 
-    def __init__(self, context: Context, state: StateProbe) -> None:
-        """Watch nothing before `install`; `state` records parameters.
-
-        A failure leaves the clock without optimizers' steps.
-        """
+    def __init__(self, context: Context) -> None:
+        """Watch nothing before `install`; a failure leaves the clock without optimizers' steps."""
         super().__init__(context, then=context.clock.give_up_on_optimizers)
-        self._state = state
+        self._state = context.probe(StateProbe)
         self._names = FreeNames()
         self._parameters: ById[ParameterSites] = ById()
         self._state_seen: set[tuple[str, int]] = set()
-        self._hyperparameters: dict[tuple[str, int], dict[str, Recorded]] = {}
+        self._hyperparameters: dict[tuple[str, int], dict[str, tuple[Any, int]]] = {}
+        """By optimizer and group, what each entry was when it was recorded last, and its site."""
         self._settings: list[dict[str, Any]] = []
         self._stepped = 0
         self._closures = 0
@@ -240,7 +234,7 @@ class OptimizerProbe(GuardedProbe):
                         self._script_name(parameter) or f"{name}.group{turn.first + number}.{position}",
                         type(optimizer).__name__,
                     )
-                parameter_name.add_holder(Holder(optimizer, (number, position)))
+                parameter_name.add_holder(optimizer, (number, position))
                 inside = parts.names_inside(parameter)
                 parameter_name.watched |= any(named.watched for named in inside or ())
                 names.append(parameter_name)
@@ -314,9 +308,12 @@ class OptimizerProbe(GuardedProbe):
         at_once = held.all_watched and not context.parts.is_active
         if at_once and self._recorder.record_compiled(KERNELS.record_gradients, sites, parameters):
             return
-        sites, parameters, gradients = with_gradients(sites, parameters)
+        found = {
+            at: gradient for at, each in enumerate(parameters) if sites[at] >= 0 and (gradient := each.grad) is not None
+        }
+        of = [sites[at] for at in found], [parameters[at] for at in found], list(found.values())
         placed = context.parts.placed_values(
-            sites, parameters, gradients, lambda name: context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call)
+            *of, lambda name: context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call)
         )
         self._recorder.emit_many(*placed)
 
@@ -393,23 +390,19 @@ class OptimizerProbe(GuardedProbe):
         for number, group in enumerate(optimizer.param_groups, first):
             recorded = self._hyperparameters.setdefault((name, number), {})
             for key, value in group.items():
-                before = recorded.get(key)
-                is_rate = key == "lr"
-                if key == "params" or (before is not None and before.value is value and not is_rate and not resumed):
+                if key == "params":
                     continue
-                plain = setting(value)
-                if is_rate or resumed or before is None or before.plain != plain:
-                    if before is None:
-                        path = f"[{number}][{key!r}]"
-                        place = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, name, 0, path)
-                        site = self._recorder.site(place, SiteInfo(type(optimizer).__name__))
-                    else:
-                        site = before.site
-                    recorded[key] = Recorded(value if is_fixed(value) else OTHER, plain, site)
-                    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-                        self._recorder.emit(site, value)
-                    else:
-                        self._recorder.emit(site, plain)
+                plain, before = setting(value), recorded.get(key)
+                if key != "lr" and not resumed and before is not None and before[0] == plain:
+                    continue
+                if before is None:
+                    place = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, name, 0, f"[{number}][{key!r}]")
+                    site = self._recorder.site(place, SiteInfo(type(optimizer).__name__))
+                else:
+                    site = before[1]
+                recorded[key] = plain, site
+                is_elsewhere = isinstance(value, torch.Tensor) and value.device.type != "cpu"
+                self._recorder.emit(site, value if is_elsewhere else plain)
 
     def _note_settings(self, name: str, optimizer: Optimizer, fqns: list[list[str]], first: int) -> None:
         """Set the entry of an optimizer in the document `settings/optimizers`, and have that written.

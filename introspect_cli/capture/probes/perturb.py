@@ -39,12 +39,11 @@ class PerturbProbe(GuardedProbe):
     name = "perturb"
     lost = "the initial parameters, as far as they are moved by then, are"
 
-    def __init__(self, context: Context, seed: int) -> None:
-        """Move nothing before a model is called; `seed` chooses the directions."""
+    def __init__(self, context: Context) -> None:
+        """Move nothing before a model is called; the seed among the options chooses the directions."""
         super().__init__(context)
-        self.document = {"seed": seed, "parameters": 0, "elements": 0}
-        """For the manifest: the seed, and how many parameters and elements were moved."""
-        self._seed = seed
+        self._seed = context.options.perturb or 0
+        self._document = context.perturbed = {"seed": self._seed, "parameters": 0, "elements": 0}
         self._met = 0
         self._done: ById[bool] = ById()
         self._places: set[tuple[int, int, int]] = set()
@@ -71,7 +70,7 @@ class PerturbProbe(GuardedProbe):
         """Move a parameter's elements in place, of a DTensor those of the shard; nothing where they were moved before.
 
         Nothing either for one that is empty, expanded, not strided, or of a dtype that is not in `_MOVED`; complex
-        numbers are moved by real and imaginary parts. What is moved is counted in `document`.
+        numbers are moved by real and imaginary parts. What is moved is counted for the manifest.
         """
         data: Any = parameter.data
         data = getattr(data, "_local_tensor", data)  # of a DTensor the shard
@@ -86,9 +85,9 @@ class PerturbProbe(GuardedProbe):
         # A number for each tensor, not for each rank: copies of a model have to stay copies.
         directions = np.random.Generator(np.random.Philox(key=[self._seed, self._met]))
         self._met += 1
-        self.document["parameters"] += 1
+        self._document["parameters"] += 1
         for _, part in cut(data, _CHUNK):
-            self.document["elements"] += _move_elements(part, directions)
+            self._document["elements"] += _move_elements(part, directions)
 
 
 def _move_elements(data: torch.Tensor, directions: np.random.Generator) -> int:

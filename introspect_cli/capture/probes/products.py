@@ -18,7 +18,6 @@ from introspect_cli.capture.events import RAISED
 from introspect_cli.capture.frames import script_frames, variables_of
 from introspect_cli.capture.naming import parameters_in
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.start import ImportWatch
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.script import calls
 from introspect_cli.tensors.flatten import flatten
@@ -53,24 +52,7 @@ class ProductProbe(GuardedProbe):
 
     name = "products"
     lost = "what the script saves is"
-
     kind = Kind.PRODUCT
-
-    def __init__(self, context: Context) -> None:
-        """Watch nothing before `install`."""
-        super().__init__(context)
-        self._imports = ImportWatch({"safetensors.torch": lambda: self._put("saved files")})
-
-    def install(self) -> None:
-        """If products are recorded, watch `torch.save` now, and `safetensors.torch.save_file` once that is imported."""
-        super().install()
-        if Kind.PRODUCT in self._context.kinds:
-            self._imports.install()
-
-    def remove(self) -> None:
-        """Put `torch.save` and the others back."""
-        self._imports.remove()
-        super().remove()
 
     def _watch_save(self, call: Call) -> Callable[[object], None]:
         """Called before something is saved; returns what records it once that has succeeded."""
@@ -109,8 +91,6 @@ def tensors_of(held: object) -> list[tuple[str, torch.Tensor]]:
 
     A tensor in two places comes twice.
     """
-    if issubclass(type(held), nn.Module):
-        return [(f"[{name!r}]", tensor) for name, tensor in tensors_in_module(held)]
     tensors: list[tuple[str, torch.Tensor]] = []
     for path, leaf in flatten(held):
         if issubclass(type(leaf), nn.Module):

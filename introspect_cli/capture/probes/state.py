@@ -79,7 +79,8 @@ class StateProbe(GuardedProbe):
         if not self._recorder.wanted or not isinstance(values, dict):
             return None
         names, held = self._context.names, dict(tensors_in_module(module))
-        phase = self._context.stack.innermost
+        stack = self._context.stack
+        phase = stack.phase if stack.calls and stack.calls[-1] is not None else None  # None outside of recorded calls
         if phase is None and self._context.clock.trained.is_trained(module):
             names.name_holders_of(list(held.values()))  # while it holds them
         if names.find(module) is None:

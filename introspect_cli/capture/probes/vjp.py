@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from introspect_cli.capture.options import parse_pairs
 from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.naming import ModuleState
     from introspect_cli.capture.options import Pair
-    from introspect_cli.capture.probes.modules import ModuleProbe
 
 _SEED = 20260
 
@@ -32,24 +33,17 @@ class VjpProbe(GuardedProbe):
     name = "vjp"
     lost = "vector-Jacobian products are"
 
-    def __init__(self, context: Context, modules: ModuleProbe, pairs: tuple[Pair, ...], probes: int) -> None:
-        """Listen to nothing before `install`.
-
-        Args:
-            context: shared by all probes.
-            modules: whose inputs and outputs are heard of.
-            pairs: what to record.
-            probes: how many random vectors estimate a norm.
-        """
+    def __init__(self, context: Context) -> None:
+        """Listen to nothing before `install`."""
         super().__init__(context)
-        self._modules = modules
-        self._pairs = pairs
-        self._probes = probes
+        options = context.options
+        self._pairs = parse_pairs(options.vjp, options.jacobian_norm)
+        self._probes = options.probes  # random vectors that estimate a norm
         self._earlier: dict[Pair, torch.Tensor] = {}
 
     def install(self) -> None:
         """Hear of all inputs and outputs of modules."""
-        self._modules.values.listen(self._hear_value)
+        self._context.probe(ModuleProbe).values.listen(self._hear_value)
         super().install()
 
     def remove(self) -> None:
@@ -62,13 +56,9 @@ class VjpProbe(GuardedProbe):
         self._earlier.clear()
 
     def _hear_value(self, state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> None:
-        """Pass a module's input or output to `_match_pairs`, if it requires gradients and gradients are on."""
-        if self._guarded.on and value.requires_grad and torch.is_grad_enabled():
-            with self._guarded:
-                self._match_pairs(state, kind, path, value)
-
-    def _match_pairs(self, state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> None:
         """Keep a value that is the earlier one of a pair, the last such; at the later one, record the pair and drop it.
+
+        Nothing for a value that requires no gradient, and without gradients.
 
         Args:
             state: of the module.
@@ -76,12 +66,15 @@ class VjpProbe(GuardedProbe):
             path: where among inputs or outputs the value is.
             value: the tensor.
         """
-        for pair in self._pairs:
-            if pair.later.fits(state.fqn, kind, path) and pair in self._earlier:
-                # The earlier value is let go of at once: held on to, its graph would outlive the step.
-                self._record_pair(pair, value, self._earlier.pop(pair), state)
-            if pair.earlier.fits(state.fqn, kind, path):
-                self._earlier[pair] = value
+        if not (self._guarded.on and value.requires_grad and torch.is_grad_enabled()):
+            return
+        with self._guarded:
+            for pair in self._pairs:
+                if pair.later.fits(state.fqn, kind, path) and pair in self._earlier:
+                    # The earlier value is let go of at once: held on to, its graph would outlive the step.
+                    self._record_pair(pair, value, self._earlier.pop(pair), state)
+                if pair.earlier.fits(state.fqn, kind, path):
+                    self._earlier[pair] = value
 
     def _record_pair(self, pair: Pair, later: torch.Tensor, earlier: torch.Tensor, state: ModuleState) -> None:
         """Record the product of a pair, or the norm with its standard error, under the module of the later value.

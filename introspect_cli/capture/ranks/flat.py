@@ -129,38 +129,31 @@ def _flat_tensors(optimizer: Any) -> list[Flat]:
     kept: dict[str, Any] = getattr(optimizer, "__dict__", {})
     for groups, flats, is_cut in _LISTS:
         if kept.get(flats):
-            find = _shards if is_cut else _fragments
-            every = kept.get(groups) or [()] * len(kept[flats])
-            return [
-                Flat(flat, _fragments_within(flat, find(group)), not is_cut)
-                for flat, group in zip(kept[flats], every, strict=False)
-            ]
+            pairs = zip(kept[flats], kept.get(groups) or [()] * len(kept[flats]), strict=False)
+            return [Flat(flat, _fragments(flat, group, is_cut=is_cut), not is_cut) for flat, group in pairs]
     return []
 
 
-def _fragments_within(flat: torch.Tensor, fragments: Fragments | None) -> Fragments | None:
-    """The fragments; None if any ends beyond the flat tensor: its values are elsewhere for a while."""
-    needed = max((fragment.first + fragment.part.numel for _, fragment in fragments or ()), default=0)
-    return fragments if needed <= flat.numel() else None
+def _fragments(flat: torch.Tensor, group: Sequence[torch.Tensor], *, is_cut: bool) -> Fragments | None:
+    """Fragments of a group; None if it is empty, or any parameter's is not known or ends beyond the flat tensor.
 
+    Then its values are elsewhere for a while.
 
-def _shards(group: Sequence[torch.Tensor]) -> Fragments | None:
-    """Fragments of a ZeRO-3 group, its shards one after the other; None if it is empty, or any shard is not known."""
+    Args:
+        flat: the flat tensor.
+        group: the parameters.
+        is_cut: whether these are cut, and the shards lie one after the other, as of ZeRO-3.
+    """
     fragments: Fragments = []
     first = 0
     for parameter in group:
-        shard = shard_of(parameter)
-        if shard is None:
+        shard = shard_of(parameter) if is_cut else None
+        piece = _fragment(parameter) if shard is None else Fragment(shard.shape, first, shard.part)
+        if piece is None or piece.first + piece.part.numel > flat.numel():
             return None
-        fragments.append((parameter, Fragment(shard.shape, first, shard.part)))
-        first += vars(parameter)["ds_tensor"].ds_numel
+        fragments.append((parameter, piece))
+        first += 0 if shard is None else vars(parameter)["ds_tensor"].ds_numel
     return fragments or None
-
-
-def _fragments(group: Sequence[torch.Tensor]) -> Fragments | None:
-    """Fragments of a ZeRO-1 or ZeRO-2 group; None if it is empty, or any parameter's is not known."""
-    every = [(parameter, fragment) for parameter in group if (fragment := _fragment(parameter)) is not None]
-    return every if every and len(every) == len(group) else None
 
 
 def _fragment(parameter: torch.Tensor) -> Fragment | None:
@@ -232,7 +225,8 @@ class FlatParts:
         self._pieces: dict[int, list[tuple[ParameterName, Fragment]]] = {}
         self._turns: dict[int, Turn] = {}
         self._rounded: set[int] = set()
-        self._looked = self._has_none = self._was_grouped = False
+        self._was_grouped = False
+        self._is_active: bool | None = None
         self._is_grouped: bool | None = None
 
     def clear(self) -> None:
@@ -241,12 +235,12 @@ class FlatParts:
         self._pieces.clear()
         self._turns.clear()
         self._rounded.clear()
-        self._looked = False
+        self._is_active = None
         self.ask_again()
 
     def ask_again(self) -> None:
-        """Have `is_grouped`, and `is_active` if nothing was there to find, look again at their next call."""
-        self._has_none, self._is_grouped = False, None
+        """Have `is_grouped`, and `is_active` where it was False, look again at their next call."""
+        self._is_active, self._is_grouped = self._is_active or None, None
 
     @property
     def is_grouped(self) -> bool:
@@ -261,18 +255,16 @@ class FlatParts:
 
         The first call in a step looks for them, and may note what cannot be recorded.
         """
-        if not self._looked and not self._has_none:
+        if self._is_active is None:
+            self._is_active = False
             # torch itself loads FSDP, in a script with an optimizer: without a group, there can be no such wrapper.
-            is_flat = _HOME in sys.modules and (self._was_grouped or self.is_grouped)
-            if not is_flat and not is_loaded():
-                self._has_none = True
-                return False
-            self._looked, self._was_grouped = True, self._was_grouped or is_flat
-            if is_flat:
+            self._was_grouped = self._was_grouped or (_HOME in sys.modules and self.is_grouped)
+            if self._was_grouped and _HOME in sys.modules:
                 self._find_fsdp_places()
             if is_loaded():
                 self._find_zero_places()
-        return bool(self._stretches or self._pieces or self._turns)
+            self._is_active = bool(self._stretches or self._pieces or self._turns)
+        return self._is_active
 
     def turn_of(self, parameters: Sequence[torch.Tensor]) -> Turn:
         """Which groups of DeepSpeed's optimizer an inner one steps now, as `is_active` found them last.

@@ -163,15 +163,13 @@ def _unused(name: str, part: str = "") -> Path:
     return path
 
 
-def fresh_run(target: Target | None) -> Path:
-    """A path in `introspect-runs/` that does not exist yet: `train-20250131-120000`, else with `-2`, `-3`, ..."""
-    return _unused(f"{_stem(target)}-{dt.datetime.now().strftime('%Y%m%d-%H%M%S')}")  # noqa: DTZ005 - the user's own clock, for the user
-
-
 def new_run(target: Target | None) -> Path:
-    """Make a fresh directory (`fresh_run`), so that captures in the same second differ; only its path if that fails."""
+    """Make a fresh directory in `introspect-runs/`: `train-20250131-120000`, else with `-2`, `-3`, ...
+
+    Captures in the same second differ. Where it cannot be made, only its path is returned.
+    """
     while True:
-        path = fresh_run(target)
+        path = _unused(f"{_stem(target)}-{dt.datetime.now().strftime('%Y%m%d-%H%M%S')}")  # noqa: DTZ005 - the user's own clock, for the user
         with contextlib.suppress(OSError):
             path.mkdir(parents=True)
             return path

@@ -17,7 +17,7 @@ from introspect_cli.errors import StoreError, belongs_to_script, scarcity
 from introspect_cli.machine import free_memory
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import ALWAYS, NEVER, Schedule
-from introspect_cli.selection import ALL_RANKS, ONE_PER_REPLICA
+from introspect_cli.selection import ALL_RANKS
 from introspect_cli.tensors.special import PLAIN, is_wrapped
 from introspect_cli.tensors.views import in_memory
 from introspect_cli.texts import count, human_size
@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.capture import Capture
     from introspect_cli.records import Site
     from introspect_cli.store.rank_writer import RankWriter
-    from introspect_cli.store.run_writer import Launch, StoreWriter
 
 
 # ---
@@ -139,52 +138,32 @@ class StepPolicy:
 
     Attributes:
         box: holds whole tensors of the last steps; None where nothing does.
-        copies: the ranks that hold what this one holds, itself among them; none where nothing says so.
         nan_at: the step with the first NaN, in a run that goes on until one.
         dropped: how many steps were dropped from the store.
     """
 
-    def __init__(
-        self,
-        options: CaptureOptions,
-        rank: RankWriter,
-        store: StoreWriter,
-        note: Callable[[str], None] = lambda _: None,
-        box: BlackBox | None = None,
-        *,
-        number: int = 0,
-    ) -> None:
+    def __init__(self, capture: Capture, rank: RankWriter, box: BlackBox | None) -> None:
         """Start without steps.
 
         Args:
-            options: of the capture.
+            capture: whose options say which steps are wanted.
             rank: drops steps.
-            store: drops tensors.
-            note: is given a sentence where steps cannot be dropped.
             box: holds whole tensors of the last steps; None without one.
-            number: this rank's.
         """
+        options = capture.options
         self.box = box
-        self.copies: Callable[[], list[int]] = list
         self.nan_at: int | None = None
         self.dropped = 0
-        self._rank, self._store, self._note = rank, store, note
+        self._rank, self._store, self._note = rank, capture.store, capture.guard.note
         self._rule, self._until_nan = options.steps, options.until_nan
-        self._number, self._one_per_replica = number, options.ranks == ONE_PER_REPLICA
-        is_each = options.ranks in (None, ALL_RANKS, ONE_PER_REPLICA)
-        self._is_among = is_each or Schedule(str(options.ranks)).wants(number)
+        self.left_out = options.ranks not in (None, ALL_RANKS) and not Schedule(str(options.ranks)).wants(capture.rank)
+        """Whether this rank records nothing, not being among `--ranks`."""
         self._losses: deque[float] = deque(maxlen=HISTORY)
         self._tensors: dict[int, frozenset[int]] = {}
         """Checksums of whole tensors of each step in the store."""
         self._expiry: dict[int, int] = {}
         """Of each step in the store that expires, the step from which on it may be dropped."""
         self._gave_up = False
-
-    @property
-    def left_out(self) -> bool:
-        """Whether this rank records nothing: it is not among `--ranks`, or a lower rank holds the same."""
-        copies = self.copies() if self._one_per_replica else []
-        return not self._is_among or (bool(copies) and self._number != min(copies))
 
     @property
     def wants_values(self) -> bool:
@@ -208,22 +187,10 @@ class StepPolicy:
         values = {"step": float(step)}
         if records is not None and self._rule.names:
             values |= records.take_values(self._losses)
-        expiry = NEVER if self.left_out else self._rule.expiry(step, values)
+        expiry = self._rule.expiry(step, values)
         if records is not None and self._until_nan and self.nan_at is None and records.has_nan():
             self.nan_at, expiry = step, ALWAYS
         return expiry if expiry > step else NEVER
-
-    def unmatched(self, *, launched: bool) -> list[str]:
-        """A sentence if a launcher started several processes and `--ranks one-per-replica` had no effect; else [].
-
-        It has none where no wrapper (DDP, FSDP) says which ranks are copies.
-
-        Args:
-            launched: whether a launcher started this process among others.
-        """
-        if not (self._one_per_replica and launched) or self.copies():
-            return []
-        return ["--ranks one-per-replica: no wrapper (DDP, FSDP) said which ranks are copies, so all are recorded"]
 
     def restart(self) -> None:
         """Forget all steps so far, those in the black box too, as steps start from 0 again."""
@@ -251,30 +218,29 @@ class StepPolicy:
         self._tensors[step] = tensors
         if expiry < ALWAYS:
             self._expiry[step] = expiry
-        expired = self._expired(step)
-        if len(expired) >= max(MIN_DROPPED, len(self._tensors) - len(expired)):
-            self._drop(expired)
+        self._drop(step, MIN_DROPPED)
 
     def finish(self, last: int) -> None:
         """Drop all expired steps, at the end of a run whose last step was `last`; the newest in the store stays."""
-        self._drop(self._expired(last))
-
-    def _expired(self, step: int) -> list[int]:
-        """Steps in the store, in the order of writing, that may be dropped when `step` was the last to end."""
-        return [one for one, expiry in self._expiry.items() if expiry <= step]
+        self._drop(last, 0)
 
     def _tensors_of(self, steps: set[int]) -> set[int]:
         """Checksums of whole tensors stored for some steps, by `--save-tensors` or the black box."""
         boxed = {} if self.box is None else self.box.stored
         return {one for step in steps for one in self._tensors[step] | boxed.get(step, frozenset())}
 
-    def _drop(self, steps: list[int]) -> None:
-        """Drop steps from the store, never the newest one, and tensors that no other step has; `dropped` counts them.
+    def _drop(self, last: int, least: int) -> None:
+        """Drop expired steps from the store, never the newest one, and tensors that no other step has.
 
-        A failure is noted and ends all dropping.
+        `dropped` counts them. A failure is noted and ends all dropping.
+
+        Args:
+            last: the step that was the last to end.
+            least: how many steps there must be, and as many as those that stay; 0 for any number.
         """
-        gone = set(steps) - {next(reversed(self._tensors), None)}
-        if not gone or self._gave_up:
+        expired = {step for step, expiry in self._expiry.items() if expiry <= last}
+        gone = expired - {next(reversed(self._tensors), None)}
+        if not gone or self._gave_up or (least and len(expired) < max(least, len(self._tensors) - len(expired))):
             return
         try:
             self._rank.thin(sorted(gone))
@@ -321,31 +287,23 @@ class BlackBox:
         stored: checksums of that, by step.
     """
 
-    def __init__(
-        self,
-        options: CaptureOptions,
-        launch: Launch | None,
-        store: StoreWriter,
-        digests: Mapping[int, bytes] | None,
-        say: Callable[[str], None],
-        note: Callable[[str], None],
-    ) -> None:
+    def __init__(self, capture: Capture, digests: Mapping[int, bytes] | None, say: Callable[[str], None]) -> None:
         """Start with no tensor held; rank 0 says how much memory it may take.
 
+        The ranks of a machine share a quarter of its free memory.
+
         Args:
-            options: of the capture, with `keep_around`.
-            launch: this process's part in a distributed run; the ranks of a machine share a quarter of its free memory.
-            store: where tensors go.
+            capture: with `keep_around` among its options.
             digests: of the reference's steps, {} where they cannot be read; None without a reference, and then only a
                 NaN has tensors written.
             say: prints a sentence.
-            note: keeps a sentence for the manifest, too.
         """
-        assert options.keep_around is not None
-        steps, local = options.keep_around, os.environ.get("LOCAL_WORLD_SIZE", "")
+        launch, steps = capture.launch, capture.options.keep_around
+        assert steps is not None
+        local = os.environ.get("LOCAL_WORLD_SIZE", "")
         ranks = int(local) if local.isdecimal() and int(local) else 1 if launch is None else launch.world_size
         room = free_memory() // 4 // ranks
-        if launch is None or not launch.rank:
+        if not capture.rank:
             held = f"whole tensors of the last {count(steps, 'step')} are held"
             say(f"{held}, in {human_size(room)} of memory at most (a quarter of what is free)")
         self.open = True
@@ -355,10 +313,10 @@ class BlackBox:
         self._aside: list[WholeStep] = []
         # Held, set aside, under way, and ended while a device computes.
         self._share = room // (2 * steps + 2 if digests else steps + 2)
-        self._store = store
+        self._store = capture.store
         self._digests = digests or {}
         self._waits = {"nan"} if digests is None else {"nan", "divergence"}
-        self._say, self._note = say, note
+        self._say, self._note = say, capture.guard.note
         self._taken = 0
         self._left: Site | None = None
 

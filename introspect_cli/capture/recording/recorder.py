@@ -30,11 +30,11 @@ from introspect_cli.tensors.views import in_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from introspect_cli.capture.capture import Capture
     from introspect_cli.capture.recording.keeping import StepPolicy
     from introspect_cli.labels import Labels
     from introspect_cli.records import Given, Site
     from introspect_cli.store.rank_writer import RankWriter
-    from introspect_cli.store.run_writer import StoreWriter
     from introspect_cli.tensors.summarizer import Summarizer
 
 
@@ -51,23 +51,22 @@ class Recorder:
 
     def __init__(
         self,
+        capture: Capture,
         summarizer: Summarizer,
         rank: RankWriter,
-        store: StoreWriter,
         policy: StepPolicy,
-        save_tensors: tuple[str, ...] = (),
-        store_lost: Callable[[StoreError], None] = lambda _error: None,
+        store_lost: Callable[[StoreError], None],
     ) -> None:
         """Start at step 0.
 
         Args:
+            capture: has the store of whole tensors, and says which are stored.
             summarizer: turns values into slots.
             rank: where finished steps go.
-            store: where whole tensors go.
             policy: which steps are wanted, and kept.
-            save_tensors: globs over FQNs of values that are stored whole.
             store_lost: told once when the store can no longer be written.
         """
+        save_tensors = capture.options.save_tensors
         self.summarizer = summarizer
         self.step = 0
         self.alive = True
@@ -77,7 +76,7 @@ class Recorder:
         """Labels of the ending step by the script's framework."""
         self.steps_written = 0
         """How many steps have been written so far; ended steps may still wait."""
-        self._rank, self._store = rank, store
+        self._rank, self._store = rank, capture.store
         self._lock: Any = KERNELS.lock()
         self._policy = policy
         self._store_lost = store_lost

@@ -19,6 +19,7 @@ from torch import nn
 
 from introspect_cli.capture.naming import modules_in
 from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.capture.regions.tap_op import NOTHING, ORDER
 from introspect_cli.capture.regions.taps import PLAIN, WANTED, text_of
 from introspect_cli.records import Kind
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.regions.probe import TapProbe
 
 KEPT = (
     "looks at modules' inputs and outputs are compiled into the regions (--compile keep): kernels are not fused across "
@@ -79,29 +79,15 @@ def _compile_looks(value: Any, module: str, kind: Kind, path: str) -> None:
 
 
 class CompileProbe(GuardedProbe):
-    """Watches `torch.compile`.
-
-    Attributes:
-        runs_as_python: whether compiled regions are run as python.
-    """
+    """Watches `torch.compile`."""
 
     name = "compile"
     lost = "what is inside compiled regions is"
 
-    def __init__(self, context: Context, taps: TapProbe, mode: str, note: Callable[[str], None]) -> None:
-        """Watch nothing yet.
-
-        Args:
-            context: the names and the guard.
-            taps: gives modules their numbers, and records what is seen.
-            mode: `eager` or `keep`, as `--compile` has it.
-            note: takes a sentence for the person.
-        """
+    def __init__(self, context: Context) -> None:
+        """Watch nothing yet."""
         super().__init__(context)
-        self.runs_as_python = mode == "eager"
-        self._taps = taps
-        self._mode = mode
-        self._note = note
+        self._taps = context.probe(TapProbe)
         self._tapped: set[int] = set()
         self._stance: Any = None
 
@@ -121,7 +107,7 @@ class CompileProbe(GuardedProbe):
             with self._guarded:
                 self._prepare_compiling(model)
             compiled = original(model, **settings)
-            if isinstance(model, nn.Module) or self._mode == "eager":
+            if isinstance(model, nn.Module) or self._context.options.compile == "eager":
                 return compiled
             return self._tap_at_first_call(model, compiled)
 
@@ -142,11 +128,11 @@ class CompileProbe(GuardedProbe):
 
         The switch is for all regions, once.
         """
-        if self._mode != "eager":
-            self._note(KEPT)
+        if self._context.options.compile != "eager":
+            self._context.notes.setdefault(KEPT)
             self.tap(_modules_below(model) if isinstance(model, nn.Module) else _modules_reached(model))
         elif self._stance is None:
-            self._note(EAGER)
+            self._context.notes.setdefault(EAGER)
             self._stance = "force_eager"
             torch.compiler.set_stance("force_eager")
 

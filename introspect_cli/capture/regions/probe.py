@@ -120,7 +120,7 @@ class TapProbe(GuardedProbe):
         counted = 0 if state is None else state.calls_so_far(step, phase)
         call = self._calls[fqn, phase].number_of(tapped.kind, tapped.path, counted)
         if state is not None:
-            state.include_call(step, phase, call)
+            state.count_from(step, phase, max(counted, call + 1))
         is_again = phase is Phase.RECOMPUTE and outermost  # the gradient is that of the first time
         if phase is not Phase.EVAL and not is_again:
             gradient = self._gradient_site(tapped, fqn, module_class, call) if watched else -1

@@ -9,14 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.causes import clues_of_ending, code_changes, weighed_by_code
-from introspect_cli.compare.answer.compared import (
-    agreement,
-    notes_on,
-)
+from introspect_cli.compare.answer.compared import agreement, notes_on, raised_words, unseen_names
 from introspect_cli.compare.answer.weights import Blame, setting_changes
-from introspect_cli.compare.result import DiffResult, Verdict
-from introspect_cli.compare.say import head_of
-from introspect_cli.compare.settings.settings import notes_on_some_ranks
+from introspect_cli.compare.result import DiffResult, Separate, Verdict
+from introspect_cli.compare.say import head_of, told
+from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
     from introspect_cli.compare.answer.compared import Compared
@@ -34,30 +31,33 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
     """
     a, b, by_rank = compared.a, compared.b, compared.splits is None
     resumed = next((outcome.resumption for outcome in compared.outcomes if outcome.resumption is not None), None)
-    notes = notes_on(compared, notes_on_some_ranks(a, b) if len(compared.outcomes) > 1 else [])
-    answer = DiffResult(str(a.path), str(b.path), Verdict.DIVERGED, "", notes=tuple(dict.fromkeys(notes)))
-    answer = replace(answer, counts=compared.counts, findings=() if resumed is None else (resumed,))
+    notes, found = tuple(dict.fromkeys(filter(None, notes_on(compared)))), () if resumed is None else (resumed,)
+    begins = "" if resumed is None else f"{head_of(resumed)} "
+    answer = DiffResult(str(a.path), str(b.path), Verdict.DIVERGED, begins, notes=notes, counts=compared.counts)
     if compared.diverges:
         from introspect_cli.compare.answer.diverged import diverged_answer
 
-        return diverged_answer(
-            replace(answer, findings=(*answer.findings, *(compared.structure() if by_rank else ()))),
-            compared,
-            compared.unchanged if by_rank and bitwise else "",
-        )
-    ending, offset = compared.ending, any(outcome.offset for outcome in compared.outcomes)
-    code = code_changes(a, b, lambda: None if ending is None else clues_of_ending(ending))
-    agree = agreement(compared)
-    said = [agree.sentence, *([] if resumed is None else [head_of(resumed)])]
+        answer = replace(answer, findings=(*found, *(compared.structure() if by_rank else ())))
+        return diverged_answer(answer, compared, compared.unchanged if by_rank and bitwise else "")
+    offset = any(outcome.offset for outcome in compared.outcomes)
+    code = code_changes(a, b, lambda: clues_of_ending(compared.raised))
+    verdict, text = agreement(compared)
+    ended = [raised_words(compared.raised)] if compared.raised else []
+    text = " ".join([*ended, text] if verdict is Verdict.UNDECIDED else [text, *ended])
+    training, evaluation = Separate(verdict, text), None
+    if any(outcome.evaluated for outcome in compared.outcomes):
+        unseen = unseen_names(compared, Phase.EVAL)
+        if unseen and verdict is Verdict.SAME:
+            verdict, text = Verdict.UNDECIDED, told("evaluation-unseen", names=unseen, text=text)
+        evaluation = Separate(verdict, text)
     # where no value differs, what differs in structure has changed nothing
-    harmless = compared.best is None and agree.verdict is Verdict.SAME
-    structure = compared.structure(same=harmless) if by_rank else ()
+    structure = compared.structure(same=compared.best is None and verdict is Verdict.SAME) if by_rank else ()
     return replace(
         answer,
-        verdict=agree.verdict,
-        sentence=" ".join(said if agree.verdict is Verdict.UNDECIDED else said[::-1]),
+        verdict=verdict,
+        sentence=begins + text,
         settings=weighed_by_code(setting_changes(a, b, Blame(offset=offset)), code),
-        findings=(*(() if code is None else (code,)), *answer.findings, *structure),
-        training=agree.training,
-        evaluation=agree.evaluation,
+        findings=(*(() if code is None else (code,)), *found, *structure),
+        training=training,
+        evaluation=evaluation,
     )

@@ -11,7 +11,6 @@ the earlier of the two.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -22,24 +21,23 @@ from introspect_cli.compare.ledger import At
 from introspect_cli.compare.match import Correspondence, correspond, other_roots
 from introspect_cli.compare.passes import rounding_note
 from introspect_cli.compare.resumed import detected_offset, offset_by_labels
-from introspect_cli.compare.say import told, what
+from introspect_cli.compare.say import told
 from introspect_cli.compare.settings.settings import tensor_files
-from introspect_cli.compare.table import KINDS, Tensors, evaluating, kind_code, phase_code, selected
+from introspect_cli.compare.table import Tensors, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.compare.wholes import Splits, Wholes, wholes_of
 from introspect_cli.errors import UsageError
-from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.records import Kind, Phase
 from introspect_cli.store.remote import prefetch
 from introspect_cli.store.tasks import MANY, ended_unevenly, tasks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from introspect_cli.compare.measure import Ids, Mask
+    from introspect_cli.compare.measure import Ids
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import DiffOptions
-    from introspect_cli.compare.steps import Paired
     from introspect_cli.compare.table import Columns
     from introspect_cli.store.reader import Reader
     from introspect_cli.store.run import Run
@@ -222,20 +220,18 @@ def compare_ranks(
     """
     many = len(ranks) > MANY
     options = replace(options, later=options.later // max(len(ranks), 1), least=_LEAST if many else options.least)
-    less = replace(options, whole_step=False, limit=0) if options.whole_step and many else options
-    if work is not None and len(ranks) > 1:
-        runs = (pair.a, pair.b, *pair.noise)
-        closed = replace(pair, a=cast("Run", None), b=cast("Run", None), noise=())
-        given = tuple(run.manifest for run in runs), less, closed
-        outcomes = [outcome for done in work(compare_group, tasks_of(runs, ranks, given)) for outcome in done]
-    else:
+    if len(ranks) < 2 or (work is None and not many):
         prefetch(pair.a.rank(rank).ranges((0, -1)) for rank in ranks)  # which are asked what was not seen
-        if not many:
-            return [pair.compare_rank(rank, options) for rank in ranks]
-        outcomes = [_without_readers(pair.compare_rank(rank, less)) for rank in ranks]
-    outcomes = [_with_readers(pair, outcome) for outcome in outcomes]
-    for outcome in outcomes if less is not options else ():
-        outcome.listed = []
+        return [pair.compare_rank(rank, options) for rank in ranks]
+    less = replace(options, whole_step=False, limit=0) if options.whole_step and many else options
+    runs = (pair.a, pair.b, *pair.noise)
+    closed = replace(pair, a=cast("Run", None), b=cast("Run", None), noise=())
+    given = tuple(run.manifest for run in runs), less, closed
+    outcomes = [each for done in (work or map)(compare_group, tasks_of(runs, ranks, given)) for each in done]
+    for outcome in outcomes:
+        outcome.listed = [] if less is not options else outcome.listed
+        for one in (outcome, *outcome.parts.values()):
+            one.paired = replace(one.paired, a=pair.a.rank(one.rank), b=pair.b.rank(one.rank))
     best = Compared(pair.a, pair.b, options, outcomes).best
     structural = next((outcome for outcome in outcomes if outcome.structural), None)
     for at, outcome in enumerate(outcomes):
@@ -246,7 +242,7 @@ def compare_ranks(
 
 def _without_readers(outcome: RankOutcome) -> RankOutcome:
     """A copy of an outcome that can be pickled: without readers, cause, step, and what only the first rank needs."""
-    nobody = cast("Reader", None)  # until `_with_readers`
+    nobody = cast("Reader", None)  # until `compare_ranks` has them
     return replace(
         outcome,
         paired=replace(outcome.paired, a=nobody, b=nobody),
@@ -263,84 +259,65 @@ def _without_readers(outcome: RankOutcome) -> RankOutcome:
     )
 
 
-def _with_readers(pair: RunPair, outcome: RankOutcome) -> RankOutcome:
-    """Set the readers of `pair` again in an outcome and its parts; returns the same outcome."""
-    for one in (outcome, *outcome.parts.values()):
-        one.paired = replace(one.paired, a=pair.a.rank(one.rank), b=pair.b.rank(one.rank))
-    return outcome
-
-
 # --- training and evaluation alone
 
 
 def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
-    """Set an outcome's trailing steps, and, where a run evaluates, its evaluated steps.
+    """Set an outcome's trailing steps, and whether both runs evaluate.
 
     Where the outcome diverges as well, its first divergence becomes the earlier of those of training and of evaluation.
-    Where it does not, at most one evaluated step is listed. Does nothing where all ranks are compared as one.
+    Does nothing where all ranks are compared as one.
     """
-    options = comparison.options
+    options, paired = comparison.options, outcome.paired
     if outcome.gathered is not None:
         return
-    paired, (sites_a, sites_b) = outcome.paired, comparison.sites
-    only_b = [step - outcome.offset for step in paired.only_b]
-    tail_a, changed_a = _trailing_steps(comparison.a, sites_a, paired.only_a, paired.tail_a, paired.rows_a[-1:])
-    tail_b, changed_b = _trailing_steps(comparison.b, sites_b, only_b, paired.tail_b, paired.rows_b[-1:])
-    outcome.paired = replace(paired, tail_a=tail_a, tail_b=tail_b, changed=changed_a or changed_b)
+    outcome.paired = replace(
+        paired,
+        tail_a=_trailing_steps(comparison.a, comparison.sites[0], paired.only_a, paired.tail_a, paired.rows_a),
+        tail_b=_trailing_steps(
+            comparison.b,
+            comparison.sites[1],
+            [step - outcome.offset for step in paired.only_b],
+            paired.tail_b,
+            paired.rows_b,
+        ),
+    )
     if not outcome.parts:
         return
-    chosen = (
-        selected(sites.kind, sites.fqn, options.kinds, options.modules) & evaluating(sites.phase, sites.fqn)
+    outcome.evaluated = all(
+        (selected(sites.kind, sites.fqn, options.kinds, options.modules) & evaluating(sites.phase, sites.fqn)).any()
         for sites in comparison.sites
     )
-    steps = _evaluation_steps(outcome.paired, *chosen)
-    outcome.evaluated = tuple(islice(steps, 1) if outcome.first is None else steps)
     if not outcome.evaluated:
         del outcome.parts[True]
-    for part in outcome.parts.values():
-        part.evaluated = outcome.evaluated
     _set_earliest(outcome, options)
 
 
-def _trailing_steps(reader: Reader, sites: Columns, only: Sequence[int], tail: int, last: Ids) -> tuple[int, str]:
-    """Number of training steps of a run after the last common one, and the tensor that a last step changed untrained.
+def _trailing_steps(reader: Reader, sites: Columns, only: Sequence[int], tail: int, rows: Ids) -> int:
+    """Number of training steps of a run after the last common one.
 
     `tail` itself, unless it is 1. A single last step that only evaluates, saves or begins, or has no loss, gradient or
-    update while the one before has, counts only if it changes a tensor: the second result is the first such tensor in
-    words, else "".
+    update while the one before has, counts only if it changes a tensor.
 
     Args:
         reader: the rank of the run.
         sites: its sites.
         only: steps that this run alone has.
         tail: number of steps after the last common one.
-        last: row of the last common step in this run; empty for none.
+        rows: rows of the common steps in this run.
     """
     if tail != 1 or only[-1] not in reader:
-        return tail, ""
+        return tail
     end = At(reader, sites, only[-1])
     numbers = np.asarray(end.batch.site)
     idle = (sites.phase == phase_code(Phase.START)) | (sites.kind == kind_code(Kind.PRODUCT))
     trains = np.isin(sites.phase, [phase_code(phase) for phase in (Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)])
-    before = [reader.read(reader.entry(int(row)).step).site for row in last]
+    before = [reader.read(reader.entry(int(row)).step).site for row in rows[-1:]]
     in_train_mode = not trains[numbers].any() and any(trains[there].any() for there in before)
     if not in_train_mode and not (idle | evaluating(sites.phase, sites.fqn))[numbers].all():
-        return 1, ""
+        return 1
     left = end.to(only[-1] - 1).tensors()
-    changed = [tensor for tensor, value in end.tensors(Phase.START).items() if left.get(tensor, value) != value]
-    return int(bool(changed)), "".join(what(Site(Phase.START, KINDS[kind], fqn)) for kind, fqn, _ in changed[:1])
-
-
-def _evaluation_steps(paired: Paired, mask_a: Mask, mask_b: Mask) -> Iterator[int]:
-    """The compared steps (a's numbers) in which both runs have a record of an evaluation."""
-    if not (mask_a.any() and mask_b.any()):
-        return
-    for entry_a, entry_b in paired:
-        if all(
-            mask[np.asarray(reader.read(entry.step).site)].any()
-            for reader, entry, mask in ((paired.a, entry_a, mask_a), (paired.b, entry_b, mask_b))
-        ):
-            yield entry_a.step
+    return int(any(left.get(tensor, value) != value for tensor, value in end.tensors(Phase.START).items()))
 
 
 def _set_earliest(outcome: RankOutcome, options: DiffOptions) -> None:

@@ -16,7 +16,7 @@ from introspect_cli.store.run import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.answer.compared import (
@@ -284,10 +284,18 @@ def _texts_of(sources: Sources, renamed: Mapping[str, str], wanted: set[str]) ->
     return texts
 
 
-def clues_of_ending(ending: Raised) -> Clues:
-    """Clues where an exception ended one run alone: the innermost line of the user's code that it left.
+_LINE = re.compile(r"(.+):(\d+)\Z")
 
-    No line where there is none.
+
+def parsed_lines(lines: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """`model.py:41` as `("model.py", 41)`; lines of another form are left out."""
+    return tuple((match[1], int(match[2])) for line in lines if (match := _LINE.fullmatch(line)))
+
+
+def clues_of_ending(raised: Sequence[Raised]) -> Clues | None:
+    """Clues where exceptions ended one run alone, or b by another one: the line of the user's code that it left.
+
+    No line where there is none. None where no exception ended a run, or the same one both.
     """
-    line = ((ending.file, ending.line),) if ending.file else ()
-    return Clues("raised", lines=((), line) if ending.side == "b" else (line, ()))
+    lines = {each.side: parsed_lines([each.where]) for each in raised[-1:] if each.side}
+    return Clues("raised", lines=(lines.get("a", ()), lines.get("b", ()))) if lines else None

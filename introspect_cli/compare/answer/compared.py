@@ -21,7 +21,8 @@ from introspect_cli.compare.evidence import Known
 from introspect_cli.compare.measure import Layouts, nan_throughout
 from introspect_cli.compare.outcome import NAMES, RESULTS, TRAINED, changes_of, sentence_of
 from introspect_cli.compare.result import Counts, Separate, Verdict
-from introspect_cli.compare.say import listed, some, told, what, what_diverges
+from introspect_cli.compare.say import some, told, what, what_diverges
+from introspect_cli.compare.settings.settings import notes_on_some_ranks
 from introspect_cli.compare.table import OTHER
 from introspect_cli.compare.watched import (
     blindness_notes,
@@ -35,7 +36,7 @@ from introspect_cli.compare.watched import (
 )
 from introspect_cli.labels import step_words
 from introspect_cli.records import Joined, Kind, Phase
-from introspect_cli.texts import count, rank_list
+from introspect_cli.texts import clean, count, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,23 +55,20 @@ _LONGEST = 160
 _DIRECTORIES = re.compile(r"(?:/[^/\s'\"]+)+/")
 
 
-@dataclass(frozen=True)
-class Raised:
+class Raised(NamedTuple):
     """An exception that ended a run.
 
     Attributes:
         side: a or b.
         exception: class and message.
-        file: of the innermost frame that is the user's own; "" for none.
-        line: its line.
+        where: `file:line` of the innermost frame that is the user's own; "" for none.
         function: its function; "" for none.
     """
 
     side: str
     exception: str
-    file: str = ""
-    line: int = 0
-    function: str = ""
+    where: str
+    function: str
 
     @property
     def same_as(self) -> tuple[str, str]:
@@ -79,14 +77,10 @@ class Raised:
 
     @property
     def words(self) -> str:
-        """The exception with its place: `ValueError: bad shape, at model.py:41 in forward`.
-
-        Without the place it has at most `_LONGEST` characters.
-        """
-        text = " ".join(self.exception.split())
-        text = text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
-        inside = f" in {self.function}" if self.function not in {"", "<module>"} else ""
-        return f"{text}, at {self.file}:{self.line}{inside}" if self.file else text
+        """The exception with its place: `ValueError: bad shape, at model.py:41 in forward`."""
+        function = "" if self.function == "<module>" else self.function
+        text = clean(" ".join(self.exception.split()), _LONGEST)
+        return told("exception", text=text, where=self.where, function=function)
 
 
 def exception_of(run: Run, side: str) -> Raised | None:
@@ -94,42 +88,37 @@ def exception_of(run: Run, side: str) -> Raised | None:
 
     `side` is what the run is called in words: `a`, `b` or "".
     """
-    manifest = run.manifest
-    text = manifest.get("exception")
-    if manifest.get("how") != "exception" or not isinstance(text, str) or not text:
+    text, at = run.manifest.get("exception"), run.manifest.get("raised_at")
+    if run.manifest.get("how") != "exception" or not isinstance(text, str) or not text:
         return None
-    at = manifest.get("raised_at")
-    if not isinstance(at, Mapping) or not isinstance(at.get("file"), str) or not isinstance(at.get("line"), int):
-        return Raised(side, text)
-    return Raised(side, text, at["file"], at["line"], str(at.get("function") or ""))
+    at = at if isinstance(at, Mapping) else {}
+    where = f"{at['file']}:{at.get('line')}" if at.get("file") else ""
+    return Raised(side, text, where, str(at.get("function") or ""))
 
 
-def exception_of_one(one: Raised | None, two: Raised | None) -> Raised | None:
-    """The exception of the run that alone ended by one; b's where they differ.
+def exceptions_of(runs: Sequence[Run]) -> list[Raised]:
+    """The exceptions that ended run a and run b; of two that are the same, the one with the side "" for both."""
+    raised = [each for run, side in zip(runs, "ab", strict=True) if (each := exception_of(run, side)) is not None]
+    return [raised[0]._replace(side="")] if len(raised) > len({each.same_as for each in raised}) else raised
 
-    None where both are the same or none is.
-    """
-    if one is not None and two is not None and one.same_as == two.same_as:
-        return None
-    return two or one
+
+def raised_words(raised: Sequence[Raised], **where: str) -> str:
+    """A sentence for each exception; `where` has the step that it cut off, and the run that goes on."""
+    return " ".join(
+        told("raised" if each.side else "both-raised", run=each.side, words=each.words, **where) for each in raised
+    )
 
 
 def cut_short(scene: View) -> Raised | None:
     """The exception that ended one run within the step of the first divergence; b's where two different ones did.
 
-    None for none, or the same in both runs.
+    That record is missing in the run, or the step was cut off. None for none, or the same in both runs.
     """
-    one, two = (exception_of(run, side) for run, side in zip(scene.runs, "ab", strict=True))
-    endings = () if exception_of_one(one, two) is None else (two, one)
-    return next((ending for ending in endings if ending is not None and _is_in_diverging_step(ending, scene)), None)
-
-
-def _is_in_diverging_step(ending: Raised, scene: View) -> bool:
-    """Whether its run ended in the first divergence's step, with that record missing or the step cut off."""
-    first, in_b = scene.first, ending.side == "b"
-    cut = scene.side_without == ending.side or scene.runs[in_b].manifest.get("remainder") is True
-    reader, step = (scene.step.comparison.b, first.step_b) if in_b else (scene.step.comparison.a, first.step)
-    return cut and reader.last_step == step
+    first, compared = scene.first, scene.step.comparison
+    last = {"a": compared.a.last_step == first.step, "b": compared.b.last_step == first.step_b, "": False}
+    cut = {side: run.manifest.get("remainder") is True for side, run in zip("ab", scene.runs, strict=True)}
+    endings = [each for each in exceptions_of(scene.runs) if last[each.side]]
+    return next((each for each in endings[::-1] if scene.side_without == each.side or cut[each.side]), None)
 
 
 # --- two runs
@@ -166,9 +155,9 @@ class Compared:
     splits: Splits | None = None
 
     @property
-    def runs(self) -> tuple[tuple[str, Run], tuple[str, Run]]:
-        """Both runs with their names: (("a", a), ("b", b))."""
-        return ("a", self.a), ("b", self.b)
+    def runs(self) -> tuple[tuple[str, Run, Run], ...]:
+        """Both runs with their names, each with the other one: (("a", a, b), ("b", b, a))."""
+        return ("a", self.a, self.b), ("b", self.b, self.a)
 
     # --- how much
 
@@ -179,76 +168,37 @@ class Compared:
 
     @cached_property
     def counts(self) -> Counts:
-        """Totals over all ranks.
-
-        If evaluation alone is compared, `steps_compared` counts only steps with an evaluation.
-        """
-        total = self.tally
-        # ranks that are put together do not tell which steps have one
-        steps = [(self.evaluation and outcome.evaluated) or outcome.paired for outcome in self.outcomes]
-        return Counts(
-            steps_a=self.a.steps,
-            steps_b=self.b.steps,
-            steps_compared=sum(map(len, steps)),
-            not_observed=max(total["not_observed"], total["blind_both"]),
-            **{
-                name: total[name]
-                for name in ("steps_diverged", "records", "equal", "diverged", "only_a", "only_b", "within")
-            },
-        )
+        """Totals over all ranks."""
+        total, steps = self.tally, sum(len(outcome.paired) for outcome in self.outcomes)
+        names = "steps_diverged", "records", "equal", "diverged", "only_a", "only_b", "within"
+        unseen = max(total["not_observed"], total["blind_both"])
+        named = {name: total[name] for name in names}
+        return Counts(self.a.steps, self.b.steps, steps, not_observed=unseen, **named)
 
     @property
     def evaluation(self) -> bool | None:
         """True where the outcomes are of evaluation alone, False where of training alone, else None."""
         return self.outcomes[0].evaluation if self.outcomes else None
 
-    @property
-    def as_one(self) -> bool:
-        """Whether all ranks of each run were compared as one."""
-        return any(outcome.gathered is not None for outcome in self.outcomes)
-
-    @property
-    def extent(self) -> str:
-        """Number of records and steps that agree, in words: `2,410 records of 16 steps`."""
-        counts = self.counts
-        thinned = any(outcome.paired.a.thinned or outcome.paired.b.thinned for outcome in self.outcomes)
-        return told(
-            "extent",
-            records=count(counts.equal, "record"),
-            steps=count(counts.steps_compared, "step"),
-            thinned=thinned,
-            within=counts.within,
-            by=told("as-one" if self.as_one else "tolerated"),
-        )
-
     @cached_property
     def until(self) -> str:
         """The last step (in a) that was compared on any rank: `up to and including step 12`; "" where none was."""
-        ends = [outcome.paired for outcome in self.outcomes if len(outcome.paired)]
-        if not ends:
-            return ""
-        last, reader = max(((int(paired.steps[-1]), paired.a) for paired in ends), key=lambda end: end[0])
-        return told("until", step=step_words(last, reader.labels.get(last, {})))
+        ends = [(int(one.paired.steps[-1]), one.paired.a) for one in self.outcomes if len(one.paired)]
+        last, reader = max(ends, key=lambda end: end[0], default=(0, None))
+        return "" if reader is None else told("until", step=step_words(last, reader.labels.get(last, {})))
 
     @property
-    def blind_site(self) -> str:
-        """The first record that one run alone observed, in words; "" for none."""
-        return next((outcome.blind_site for outcome in self.outcomes if outcome.tally["blind"]), "")
+    def blind_words(self) -> str:
+        """How many records one run alone observed, and the first of them, in words; "" for none."""
+        first = next((outcome.blind_site for outcome in self.outcomes if outcome.tally["blind"]), "")
+        return first and told("blind", records=count(self.tally["blind"], "record"), first=first)
 
     # --- what came of it
 
     @cached_property
-    def raised(self) -> tuple[Raised | None, Raised | None]:
-        """The exceptions that ended a and b; None for a run that none ended."""
-        return exception_of(self.a, "a"), exception_of(self.b, "b")
-
-    @cached_property
-    def ending(self) -> Raised | None:
-        """The exception that ended one run alone; b's where both ended by different ones.
-
-        None where none did, or the same.
-        """
-        return exception_of_one(*self.raised)
+    def raised(self) -> list[Raised]:
+        """The exceptions that ended the runs, as `exceptions_of` gives them."""
+        return exceptions_of((self.a, self.b))
 
     @cached_property
     def best(self) -> RankOutcome | None:
@@ -280,19 +230,22 @@ class Compared:
         False also if options are strict, narrow what is compared, or select training or evaluation; if a capture failed
         or chose modules; if a step was left unopened; or if they agree only within tolerance while something diverges.
         """
-        options, outcomes = self.options, self.outcomes
-        if options.strict or options.narrowed or self.evaluation is not None:
-            return False
-        wanted = {kind.value for kind in RESULTS}
-        for _, run in self.runs:
-            if has_failed(run.manifest) or chooses_modules(run.manifest) or not wanted <= observed_kinds(run.manifest):
-                return False
-        if any(outcome.results_known is Known.DIFFERS or outcome.unopened for outcome in outcomes):
-            return False
-        if self.within and self.best is not None:
-            return False
+        options, outcomes, wanted = self.options, self.outcomes, {kind.value for kind in RESULTS}
+        manifests = self.a.manifest, self.b.manifest
         opened = [outcome.results for outcome in outcomes if outcome.results is not None]
-        return bool(opened) and all(kinds >= TRAINED for kinds in opened)
+        differ = any(outcome.results_known is Known.DIFFERS or outcome.unopened for outcome in outcomes)
+        return (
+            not (options.strict or options.narrowed or self.evaluation is not None or differ)
+            and not any(has_failed(one) or chooses_modules(one) or wanted - observed_kinds(one) for one in manifests)
+            and not (self.within and self.best is not None)
+            and bool(opened)
+            and all(kinds >= TRAINED for kinds in opened)
+        )
+
+    @property
+    def by_results(self) -> bool:
+        """Whether all results agree, and something else differs or was observed by one run alone."""
+        return self.results_agree and (self.best is not None or bool(self.tally["blind"]))
 
     @property
     def diverges(self) -> bool:
@@ -306,48 +259,42 @@ class Compared:
 
     @property
     def unchanged(self) -> str:
-        """Sentence on results that agree in every step although the runs diverge.
+        """Sentence on results of one rank that agree in every step although the runs diverge.
 
-        "" where nothing diverges, for several ranks, and where parameters do not agree. Of results that are NaN
-        throughout it says instead that they prove nothing.
+        "" where parameters do not agree. Of results that are NaN throughout it says instead that they prove nothing.
         """
         outcome = self.outcomes[0]
-        first, kinds, steps = outcome.first, outcome.results, len(outcome.paired)
-        if first is None or len(self.outcomes) > 1:
+        if outcome.first is None or len(self.outcomes) > 1:
             return ""
-        if outcome.hidden:
+        if outcome.hidden or Kind.PARAM not in (outcome.results or ()):
             return told("hidden", names=_kinds_words(outcome.hidden))
-        if not kinds or Kind.PARAM not in kinds:
-            return ""
-        return told("unchanged", names=_kinds_words(kinds), steps=steps)
+        return told("unchanged", names=_kinds_words(outcome.results), steps=len(outcome.paired))
 
 
-def _kinds_words(kinds: frozenset[Kind]) -> str:
-    """Kinds of results as a list in a sentence: `losses and gradients`."""
-    return listed([name for kind, name in NAMES.items() if kind in kinds])
+def _kinds_words(kinds: frozenset[Kind] | None) -> str:
+    """Kinds of results in words: `losses, gradients of the parameters`."""
+    return ", ".join(name for kind, name in NAMES.items() if kind in (kinds or ()))
 
 
 # --- what was not compared
 
 
-def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
-    """Notes for any verdict: what was not compared or not observed, and differing options; a note may be there twice.
+def notes_on(compared: Compared) -> Iterator[str]:
+    """Notes for any verdict: what was not compared or not observed, and differing options.
 
-    Args:
-        compared: both runs and what came of each rank.
-        some_ranks: notes of `notes_on_some_ranks`.
+    A note may be there twice, or be "".
     """
-    a, b, outcomes = compared.a, compared.b, compared.outcomes
-    manifests, of_ranks = (a.manifest, b.manifest), dict.fromkeys(note for one in outcomes for note in one.notes)
-    notes = [*_state_notes(compared), *of_ranks, *option_notes(*manifests), *_missing_notes(compared)]
-    notes += [*blindness_notes(*manifests), *some_ranks]
-    notes += filter(None, dict.fromkeys(outcome.unused_note for outcome in outcomes))
-    if unopened := sum(outcome.unopened for outcome in outcomes):
-        notes.append(told("unopened", steps=f"{unopened:,}"))
-    notes += perturbed_notes(*manifests)
-    if blind := compared.tally["blind_both"]:
-        notes.append(told("blind-both", blind=f"{blind:,}", all=count(compared.counts.records, "record")))
-    return notes
+    outcomes, manifests = compared.outcomes, (compared.a.manifest, compared.b.manifest)
+    yield from _state_notes(compared)
+    yield from (note for outcome in outcomes for note in outcome.notes)
+    yield from option_notes(*manifests)
+    yield from _missing_notes(compared)
+    yield from blindness_notes(*manifests)
+    yield from notes_on_some_ranks(compared.a, compared.b) if len(outcomes) > 1 else ()
+    yield from (outcome.unused_note for outcome in outcomes)
+    yield told("unopened", steps=sum(outcome.unopened for outcome in outcomes))
+    yield from perturbed_notes(*manifests)
+    yield told("blind-both", blind=compared.tally["blind_both"], all=count(compared.counts.records, "record"))
 
 
 def _state_notes(compared: Compared) -> Iterator[str]:
@@ -355,7 +302,7 @@ def _state_notes(compared: Compared) -> Iterator[str]:
 
     Missing are steps that the manifest counts and the run lacks; of a thinned run that is not said.
     """
-    for name, run in compared.runs:
+    for name, run, _ in compared.runs:
         until = told("no-step") if run.last_step is None else told("until", step=f"step {run.last_step}")
         if run.state.value in {"running", "interrupted"}:
             yield told(run.state.value, run=name, until=until)
@@ -364,7 +311,7 @@ def _state_notes(compared: Compared) -> Iterator[str]:
         yield from (told("thinned", run=name, what=text) for text in thinned)
         said = run.manifest.get("steps")
         if isinstance(said, int) and run.steps < said and not thinned:
-            yield told("fewer-steps", run=name, steps=f"{run.steps:,}", said=count(said, "step"))
+            yield told("fewer-steps", run=name, steps=run.steps, said=count(said, "step"))
 
 
 def _missing_notes(compared: Compared) -> Iterator[str]:
@@ -373,33 +320,22 @@ def _missing_notes(compared: Compared) -> Iterator[str]:
     All but ranks are those of the first outcome. No note on ranks that were compared as one; none on files and copies
     where the other run was stopped or `options.steps` selects.
     """
-    runs: dict[str, Run] = dict(compared.runs)
-    for name, run in runs.items():
-        missing = [rank for rank in run.ranks if rank not in runs[OTHER[name]].ranks]
-        if missing and not compared.as_one:
-            yield told("only-has", run=name, what=rank_list(missing))
-    for paired in (outcome.paired for outcome in compared.outcomes[:1]):
-        one, two = (
-            {fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind == Kind.PRODUCT}
-            for sites in (paired.a.sites, paired.b.sites)
-        )
-        for name, alone in (("a", one - two), ("b", two - one)):
-            # a run that was stopped may have ended before it came to that
-            stopped = runs[OTHER[name]].manifest.get("stopped") is True
+    for name, run, other in compared.runs:
+        stopped = OTHER[name] * (other.manifest.get("stopped") is True)  # it may have ended before it came to that
+        ranks = [rank for rank in run.ranks if rank not in other.ranks]
+        missing = [rank_list(ranks)] if ranks and compared.splits is None else []
+        for paired in (outcome.paired for outcome in compared.outcomes[:1]):
+            one, two = (
+                {fqn for fqn, kind in zip(reader.sites.fqn, reader.sites.kind, strict=True) if kind == Kind.PRODUCT}
+                for reader in (paired.a, paired.b)
+            )
+            alone, steps = (one - two, paired.only_a) if name == "a" else (two - one, paired.only_b)
             if alone and not stopped and compared.options.steps is None:
-                yield told("only-saves", run=name, names=some(sorted(alone)))
-        for name, steps in (("a", paired.only_a), ("b", paired.only_b)):
+                missing.append(told("saved", names=some(sorted(alone))))
             if steps:
-                stopped = runs[OTHER[name]].manifest.get("stopped") is True
-                yield told("only-has", run=name, what=_steps_words(steps), stopped=OTHER[name] * stopped)
-
-
-def _steps_words(steps: Sequence[int]) -> str:
-    """Ascending steps in words: `step 3`, `steps 5-9`; `4 steps from 5 to 9` where one between is not among them."""
-    first, last = steps[0], steps[-1]
-    if last - first == len(steps) - 1:
-        return f"step {first}" if len(steps) == 1 else f"steps {first}-{last}"
-    return told("some-steps", steps=f"{len(steps):,}", first=first, last=last)
+                several = told("some-steps", steps=count(len(steps), "step"), first=steps[0], last=steps[-1])
+                missing.append(several if len(steps) > 1 else f"step {steps[0]}")
+        yield from (told("only-has", run=name, what=each, stopped=stopped) for each in missing)
 
 
 def copies_note(first: Divergence) -> list[str]:
@@ -422,65 +358,48 @@ _RESULTS = {
 """What a step's forward pass ends in: where one of them agrees in all steps, so did what was not seen on the way."""
 
 
-class Agreement(NamedTuple):
-    """The verdict where no result diverges, for the whole, for training and for evaluation (None without one)."""
-
-    verdict: Verdict
-    sentence: str
-    training: Separate
-    evaluation: Separate | None
-
-
-def agreement(compared: Compared) -> Agreement:
-    """Verdict and sentence where no result diverges; other differences pass if `compared.results_agree`.
-
-    The sentence names an exception that ended a run. Training has the same, and so has evaluation if any step evaluates
-    (else None). Where an evaluation ran unobserved, the whole and evaluation are UNDECIDED, and training is not.
-    """
-    split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in compared.outcomes)
-    verdict, text = undiverged_verdict(
-        compared, told("samples-are" if split else "runs-are"), results=compared.results_agree
-    )
-    if verdict is Verdict.UNDECIDED:
-        text = _raised_before_words(compared) or text
-    else:
-        text += _raised_after_words(compared)
-    training = Separate(verdict, text)
-    if not any(outcome.evaluated for outcome in compared.outcomes):
-        return Agreement(verdict, text, training, None)
-    unseen = _unseen_names(compared, Phase.EVAL)
-    if unseen and verdict is Verdict.SAME:
-        verdict, text = Verdict.UNDECIDED, told("evaluation-unseen", names=unseen, text=text)
-    return Agreement(verdict, text, training, Separate(verdict, text))
-
-
-def undiverged_verdict(compared: Compared, subject: str, *, results: bool = False) -> tuple[Verdict, str]:
-    """Verdict and sentence where nothing diverges: UNDECIDED with the first of `_doubts`, else SAME.
+def agreement(compared: Compared, name: str = "") -> tuple[Verdict, str]:
+    """Verdict and sentence where no result diverges: UNDECIDED with the first of `_doubts`, else SAME.
 
     Args:
         compared: both runs and what came of each rank.
-        subject: of the sentence, with its verb: `The runs are`.
-        results: whether all results are known to agree, so that other differences and records of one run pass.
+        name: `Training` or `Evaluation`, of which alone the outcomes are; "" for all.
     """
-    why = next(_doubts(compared, results=results), "")
-    if why:
-        return Verdict.UNDECIDED, told("could-not-tell", why=why)
-    if results and _differs_beside(compared):
-        return Verdict.SAME, _results_sentence(compared)
-    agree = told("agree", extent=compared.extent + "," * bool(compared.counts.within), until=compared.until)
-    changes = "" if compared.evaluation is not None else sentence_of(compared.structure(same=True))
-    agree = told("same-numbers", agree=agree) if changes else told("the-same", subject=subject, agree=agree)
-    return Verdict.SAME, f"{agree}.{changes}{_nan_words(compared.outcomes)}"
+    counts = compared.counts
+    if why := next(_doubts(compared), ""):
+        return Verdict.UNDECIDED, told("could-not-tell", of=name.lower(), why=why)
+    if compared.by_results:
+        best, agreed = compared.best, [one.results for one in compared.outcomes if one.results is not None]
+        text = told(
+            "same-results",
+            within=compared.within,
+            names=_kinds_words(frozenset.intersection(*agreed)),
+            until=compared.until,
+            step="" if best is None or best.first is None else best.first.step_words,
+            what="" if best is None or best.first is None else what_diverges(best.first),
+            blind=compared.blind_words,
+        )
+        changes = compared.structure()
+    else:
+        changes = () if name else compared.structure(same=True)
+        thinned = any(outcome.paired.a.thinned or outcome.paired.b.thinned for outcome in compared.outcomes)
+        text = told(
+            "same",
+            name=name,
+            plain=not name and not changes,
+            structure=bool(changes),
+            records=count(counts.equal, "record"),
+            steps=count(counts.steps_compared, "step"),
+            thinned=thinned,
+            within=counts.within,
+            until=compared.until,
+        )
+    return Verdict.SAME, f"{text}{sentence_of(changes)}{_nan_words(compared.outcomes)}"
 
 
-def _differs_beside(compared: Compared) -> bool:
-    """Whether anything differs beside results that agree, or one run alone observed it."""
-    return compared.best is not None or bool(compared.tally["blind"])
-
-
-def _unseen_names(compared: Compared, phase: Phase) -> str:
+def unseen_names(compared: Compared, phase: Phase) -> str:
     """Models or modules that ran without being observed in a phase, in either run, in words; "" for none."""
-    names = list(dict.fromkeys(name for _, run in compared.runs for name in ran_unseen(run.manifest, phase)))
+    names = list(dict.fromkeys(name for _, run, _ in compared.runs for name in ran_unseen(run.manifest, phase)))
     return some(names) if names else ""
 
 
@@ -491,63 +410,40 @@ def _has_results(compared: Compared) -> bool:
     return not recorded.isdisjoint(_RESULTS)
 
 
-def _doubts(compared: Compared, *, results: bool) -> Iterator[str]:
+def _doubts(compared: Compared) -> Iterator[str]:
     """Why it cannot be told that runs agree in which nothing diverges, the weightiest first.
 
     Too little was compared: no step, no record that agrees, nothing of a last step, less than half of the records. One
-    run alone recorded a step cut off, records (which do not count if `results` are known to agree), ranks or later
-    steps. Structure differs and results are missing; modules ran unobserved and nothing shows what they computed; a
-    capture failed.
+    run alone recorded a step cut off, records (which do not count if all results agree), ranks or later steps.
+    Structure differs and results are missing; modules ran unobserved and nothing shows what they computed; a capture
+    failed.
     """
-    counts, tally, runs = compared.counts, compared.tally, compared.runs
+    counts, tally = compared.counts, compared.tally
     if not counts.steps_compared:
-        if empty := [name for name, run in runs if run.last_step is None]:
-            yield told("no-complete-step", runs=", ".join(empty))
-        yield told("not-selected-in-both" if compared.options.steps else "no-common-step")
-    if counts.equal + counts.within == 0:
-        yield told("nothing-in-common")
-    if tally["blank"]:
-        yield told("blank-step")
-    if 2 * tally["blind_both"] > counts.records:
+        yield told("no-common-step")
+    if counts.equal + counts.within == 0 or tally["blank"] or 2 * tally["blind_both"] > counts.records:
         yield told("mostly-unseen", unseen=tally["blind_both"], all=counts.records)
-    if tally["cut"]:
-        name, run = next(each for each in runs if stopped_within(each[1].manifest))
-        ended = run.manifest.get("exit_code") if run.manifest.get("how") == "exit" else None
-        ended_by = {"exit": "" if ended is None else str(ended), "cut": ended is None}
-        yield told("cut-within", run=name, step=run.last_step, **ended_by)
-    if tally["blind"] and not results:
-        yield told("seen-by-one", records=count(tally["blind"], "record"), first=compared.blind_site)
-    for (name, run), (_, other) in zip(runs, runs[::-1], strict=True):
+    for name, run, _ in compared.runs:
+        if tally["cut"] and stopped_within(run.manifest):
+            yield told("cut-within", run=name, step=run.last_step, how=run.manifest["how"])
+    if compared.blind_words and not compared.by_results:
+        yield told("seen-by-one", blind=compared.blind_words)
+    for name, run, other in compared.runs:
         missing = [rank for rank in other.recorded if rank not in run.ranks and rank < run.world_size]
         if missing and compared.splits is None and not compared.options.ranks:
             yield told("ranks-missing", until=compared.until, ranks=rank_list(missing), run=name)
-    agreed = told("agreed-within" if counts.within else "equal-until", until=compared.until)
     for paired in (outcome.paired for outcome in compared.outcomes):
         for long, tail in (("a", paired.tail_a), ("b", paired.tail_b)):
-            if tail and paired.changed:
-                yield told("changed-at-the-end", agreed=agreed, run=long, name=paired.changed)
-            elif tail:
-                yield told("ends-before", agreed=agreed, short=OTHER[long], run=long, more=tail)
+            if tail:
+                agreed, more = {"within": counts.within, "until": compared.until}, count(tail, "step")
+                yield told("ends-before", **agreed, short=OTHER[long], run=long, more=more)
     unrecorded = any(outcome.unrecorded is not None for outcome in compared.outcomes) and compared.evaluation is None
-    if unrecorded and not (results and _differs_beside(compared)) and compared.structure(same=True):
+    if unrecorded and not compared.by_results and compared.structure(same=True):
         yield told("no-results")
-    if not _has_results(compared) and (unseen := _unseen_names(compared, Phase.FORWARD)):
+    if not _has_results(compared) and (unseen := unseen_names(compared, Phase.FORWARD)):
         yield told("but-ran-unseen", names=unseen)
-    if broken := [name for name, run in runs if has_failed(run.manifest)]:
+    if broken := [name for name, run, _ in compared.runs if has_failed(run.manifest)]:
         yield told("but-failed", runs=", ".join(broken))
-
-
-def _results_sentence(compared: Compared) -> str:
-    """Sentence where all results agree, with the first other difference, unobserved records and structural changes."""
-    code = "results-equal" if not compared.within else "results-within"
-    kinds = frozenset.intersection(*(one.results for one in compared.outcomes if one.results is not None))
-    text = told(code, names=_kinds_words(kinds), until=compared.until)
-    first = None if compared.best is None else compared.best.first
-    if first is not None:
-        text += told("changed-none", step=first.step_words, what=what_diverges(first))
-    if blind := compared.tally["blind"]:
-        text += told("not-compared", records=count(blind, "record"), first=compared.blind_site)
-    return f"{text}{sentence_of(compared.structure())}{_nan_words(compared.outcomes)}"
 
 
 def _nan_words(outcomes: Sequence[RankOutcome]) -> str:
@@ -564,7 +460,7 @@ def _nan_words(outcomes: Sequence[RankOutcome]) -> str:
         if len(rows) and not name:
             first = int(rows[np.argmin(batch.sequence[rows])])
             name = what(reader.record(batch, first, step).site)
-    return told("nan-throughout", empty=f"{empty:,}", all=count(every, "record"), first=name) if empty else ""
+    return told("nan-throughout", empty=empty, all=count(every, "record"), first=name) if empty else ""
 
 
 # --- training and evaluation alone
@@ -594,46 +490,7 @@ def _separate_answer(compared: Compared, name: str) -> Separate:
     `compared` holds only that part's outcomes already.
     """
     first = None if compared.best is None else compared.best.first
-    if first is not None:
-        return Separate(Verdict.DIVERGED, diverges_words(name, first), first)
-    subject = told("selected-is", name=name.lower()) if compared.options.narrowed else told("it-is", name=name)
-    return Separate(*undiverged_verdict(compared, subject))
-
-
-def diverges_words(name: str, first: Divergence, *, too: bool = False) -> str:
-    """Sentence on where training or evaluation (`name`) diverges; `too` where the other does as well."""
-    return told("diverges", name=name, step=first.step_words, too=", too" * too, what=what_diverges(first))
-
-
-# --- a run that ended by an exception
-
-
-def _raised_after_words(compared: Compared) -> str:
-    """Sentence, to be appended, on exceptions that ended a run after all that agreed; "" where none did.
-
-    Also where both runs ended by the same one.
-    """
-    ending, same = compared.ending, compared.raised[1]
-    if ending is None:
-        return "" if same is None else told("both-raised", words=same.words)
-    other = compared.raised[0] if ending.side == "b" else None
-    return told("raised-after", run=ending.side, words=ending.words, other="" if other is None else other.words)
-
-
-def _raised_before_words(compared: Compared) -> str:
-    """Sentence where an exception ended one run alone, and the other has later steps or none in common.
-
-    "" otherwise.
-    """
-    ending = compared.ending
-    if ending is None:
-        return ""
-    side, run = ending.side, dict(compared.runs)[ending.side]
-    if not compared.until:
-        has_steps = any(len(run.rank(rank)) for rank in run.ranks)
-        return told("raised-no-common" if has_steps else "raised-early", run=side, words=ending.words)
-    if not any(one.paired.tail_a if side == "b" else one.paired.tail_b for one in compared.outcomes):
-        return ""
-    within = bool(compared.tally["within"])
-    ended = {"run": side, "other": OTHER[side], "words": ending.words}
-    return told("raised-earlier", **ended, until=compared.until, within=within)
+    if first is None:
+        return Separate(*agreement(compared, name))
+    words = told("diverges", name=name, step=first.step_words, what=what_diverges(first))
+    return Separate(Verdict.DIVERGED, words, first)

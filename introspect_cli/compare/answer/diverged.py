@@ -6,13 +6,14 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.answer.causes import code_changes, likely_words, ranked_candidates, weighed_by_code
-from introspect_cli.compare.answer.compared import (
-    cut_short,
-    diverges_words,
-    order_of_ranks,
-    separate_answers,
+from introspect_cli.compare.answer.causes import (
+    code_changes,
+    likely_words,
+    parsed_lines,
+    ranked_candidates,
+    weighed_by_code,
 )
+from introspect_cli.compare.answer.compared import cut_short, order_of_ranks, raised_words, separate_answers
 from introspect_cli.compare.answer.weights import MADE_BY_CODE, SAYS_NOTHING, Blame, setting_changes
 from introspect_cli.compare.changes.statements import Clues, CodeChanges, Nearness
 from introspect_cli.compare.evidence import RANDOM, Known, Thing
@@ -30,7 +31,6 @@ from introspect_cli.compare.result import (
     Fact,
     Origin,
     Part,
-    Resumption,
     Role,
     Separate,
     SettingChange,
@@ -38,7 +38,7 @@ from introspect_cli.compare.result import (
     Verdict,
 )
 from introspect_cli.compare.resumed import RATES
-from introspect_cli.compare.say import head_of, how_far, parts_words, sentence, thing, told, what
+from introspect_cli.compare.say import parts_words, sentence, thing, told, what_diverges
 from introspect_cli.compare.settings.beginning import (
     MAY_REST_ON_THEM,
     MODES,
@@ -54,12 +54,11 @@ from introspect_cli.compare.walk import holds_part
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterator, Sequence
 
     from introspect_cli.compare.answer.compared import Compared
     from introspect_cli.compare.changes.statements import CodeChanges
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.compare.result import Resumption
     from introspect_cli.compare.settings.beginning import Event
 
 
@@ -77,66 +76,41 @@ def mark_only_change(code: CodeChanges | None, settings: Sequence[SettingChange]
     return replace(code, ranked=(replace(code.ranked[0], nearness=Nearness.ALONE),))
 
 
-_OF_THE_UPDATE = frozenset({Kind.OPTIMIZER_STATE.several, RATES})
-
-
-def origins_of(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Origin, ...]:
-    """Sentences on the first divergence and the other origins of its step; () where the first is no origin.
-
-    Records that a run lacks since an exception cut it off are left out.
-    """
-    assert best.first is not None and best.cause is not None  # noqa: PT018 - they are set together
-    if best.first.role is not Role.ORIGIN:
-        return ()
-    every, ending = [], cut_short(View(best, outcomes))
-    for divergence, cause in ((best.first, best.cause), *best.origins):
-        at = View(replace(best, first=divergence, cause=cause), outcomes)
-        if ending is None or at.side_without != ending.side:
-            story = explanation_of(at)
-            every.append(Origin(sentence(story.head, story.findings, (), story.more), divergence))
-    return tuple(every)
-
-
-def with_parts(
-    resumed: Resumption, first: Divergence, lost: Sequence[Divergence], origins: tuple[Origin, ...]
-) -> tuple[Origin, ...]:
-    """Origins where a resumed run lost parts: one for each lost part, then those that no lost part explains.
-
-    The part that explains the first divergence comes first; the origin of the first divergence, and those without a
-    divergence, are left out in any case. `origins` as they are where nothing was lost.
-
-    Args:
-        resumed: what the run restored.
-        first: the first divergence.
-        lost: divergences of which each may show a lost part.
-        origins: origins of the step.
-    """
-    if not resumed.lost:
-        return origins
-    parts = sorted(resumed.lost, key=lambda part: not _loss_explains(part, first))
-    leads = next(iter(parts)) if _loss_explains(parts[0], first) else None
-    lost_parts = []
-    for part in parts:
-        record = first if part is leads else next((shown for shown in lost if holds_part(shown.site, part)), None)
-        lost_parts.append(Origin(told("part-lost", part=parts_words([part])[0]), record, part.part))
-    others = [
-        origin
-        for origin in origins
-        if origin.divergence is not None
-        and origin.divergence is not first
-        and not any(_loss_explains(part, origin.divergence) for part in parts)
-    ]
-    return (*lost_parts, *others)
+_LOST_WITH: dict[str, frozenset[str]] = {
+    "optimizer": frozenset({Kind.OPTIMIZER_STATE.several, RATES}),
+    "resumed": frozenset({Kind.PARAM.several, Kind.BUFFER.several, Kind.OPTIMIZER_STATE.several}),
+}
+"""By the reason of a divergence, parts of a checkpoint of which any, where it was not restored, explains it."""
 
 
 def _loss_explains(part: Part, divergence: Divergence) -> bool:
     """Whether the loss of a part explains a divergence: its site holds the part, or its reason rests on the part."""
-    if holds_part(divergence.site, part):
-        return True
-    if divergence.reason == "optimizer":
-        return part.part in _OF_THE_UPDATE
-    states = {Kind.PARAM.several, Kind.BUFFER.several, Kind.OPTIMIZER_STATE.several}
-    return divergence.reason == "resumed" and part.part in states
+    return holds_part(divergence.site, part) or part.part in _LOST_WITH.get(divergence.reason, ())
+
+
+def origins_of(at: View, outcomes: Sequence[RankOutcome], lost: Sequence[Part]) -> Iterator[Origin]:
+    """The origins of the first diverging step: parts that a resumed run lost, then origins that no lost part explains.
+
+    Without lost parts, the first divergence, if it is an origin, and the others. The part that explains the first
+    divergence comes first. Records that a run lacks since an exception cut it off are left out.
+
+    Args:
+        at: the first divergence.
+        outcomes: of all ranks.
+        lost: parts of the checkpoint that were not restored.
+    """
+    best, first, ending = at.outcome, at.first, cut_short(at)
+    for place, part in enumerate(sorted(lost, key=lambda part: not _loss_explains(part, first))):
+        leads = [first] if place == 0 and _loss_explains(part, first) else []
+        shown = [*leads, *(record for record in best.lost if holds_part(record.site, part)), None]
+        yield Origin(told("part-lost", part=parts_words([part])[0]), shown[0], part.part)
+    every = [(first, at.cause), *best.origins] if first.role is Role.ORIGIN else []
+    for divergence, cause in every[bool(lost) :]:
+        view = View(replace(best, first=divergence, cause=cause), outcomes)
+        unexplained = not any(_loss_explains(part, divergence) for part in lost)
+        if unexplained and (ending is None or view.side_without != ending.side):
+            story = explanation_of(view)
+            yield Origin(sentence(story.head, story.findings, (), story.more), divergence)
 
 
 def _code_and_settings(compared: Compared, at: View) -> tuple[CodeChanges | None, tuple[SettingChange, ...]]:
@@ -160,29 +134,36 @@ def _is_by_chance(at: View) -> bool:
     That is an unseeded generator; a random state in the first step without a seeding or draw that differs before it; or
     an initial value where the random state at the start is not known to be equal.
     """
-    if unseeded_names(at):
+    if at.cause.reason == "rng" and at.is_first_step and not any(find_first_event(at.runs, at.first.rank, at.site.fqn)):
         return True
-    if at.cause.reason == "rng" and at.is_first_step:
-        return not any(find_first_event(at.runs, at.first.rank, at.site.fqn))
     at_start = at.cause.rests_on(Thing.RANDOM_AT_START) if at.cause.reason == "initial" else ()
-    return any(fact.known is not Known.EQUAL for fact in at_start)
+    return bool(unseeded_names(at)) or any(fact.known is not Known.EQUAL for fact in at_start)
 
 
 def diverged_answer(answer: DiffResult, compared: Compared, unchanged: str) -> DiffResult:
     """The answer where the runs diverge: sentence, evidence, causes, listed divergences and overviews.
 
+    An exception that cut off the step of the first divergence leads the sentence; it stands alone if the divergence is
+    a record that this run lacks since. One that came later is a note.
+
     Args:
-        answer: what is known whatever the verdict.
+        answer: what is known whatever the verdict; its sentence is what comes first.
         compared: both runs and what came of each rank.
         unchanged: sentence on results that agree all the same; "" for none.
     """
     options, best, resumed = compared.options, compared.best, answer.resumed
     assert best is not None
     at = View(best, compared.outcomes)
-    first, (code, settings) = at.first, _code_and_settings(compared, at)
+    first, cut, lost = at.first, cut_short(at), () if resumed is None else resumed.lost
+    code, settings = _code_and_settings(compared, at)
     training, evaluation = separate_answers(compared)
-    story = explanation_of(at)
+    story, nothing = explanation_of(at), _nothing_changed_words(at, code)
     causes = ranked_candidates(story.findings, code, settings)
+    larger = (one for one in best.listed if at.rounding and one.step == first.step and one.size is Size.MORE)
+    more = [told("first-more", what=what_diverges(one)) for one in larger]
+    beside = training if at.site.evaluates else evaluation
+    also = (*story.more, *more[:1], *([] if beside is None else [beside.sentence]), *nothing)
+    likely = [text for text, _ in likely_words(story.findings, () if lost else causes)]
     place = told(
         "place",
         step=first.step_words,
@@ -190,59 +171,43 @@ def diverged_answer(answer: DiffResult, compared: Compared, unchanged: str) -> D
         recomputed=first.site.phase is Phase.RECOMPUTE,
         evaluation=first.site.evaluates,
     )
-    beside = _other_part_words(at, training, evaluation)
-    likely = likely_words(story.findings, () if resumed is not None and resumed.lost else causes)
-    why = sentence(story.head, story.findings, [text for text, _ in likely], (*story.more, *filter(None, [beside])))
-    whole, leads, note = _with_ending(compared, at, place, why)
-    begins = f"{head_of(resumed)} " if resumed is not None else ""
-    origins = origins_of(best, compared.outcomes) if compared.splits is None or resumed is not None else ()
-    origins = with_parts(resumed, first, best.lost, origins) if resumed is not None else origins
-    before, nothing = lines_before(at), _nothing_changed_words(at, code)
+    head, whole = f"{place}: {story.head}", f"{place}: {sentence(story.head, story.findings, likely, also)}"
+    later = raised_words([each for each in compared.raised if each.side])
+    if cut is not None:
+        ended, later = raised_words([cut], step=first.step_words, other=OTHER[cut.side]), ""
+        head, whole = (ended, ended) if at.side_without == cut.side else (f"{ended} {head}", f"{ended} {whole}")
+    listed = [divergence for outcome in compared.outcomes for divergence in outcome.listed]
+    listed.sort(key=lambda one: (one is not first, one.step, one.rank, one.sequence))
+    single = compared.splits is None or resumed is not None
+    names = at.site.fqn, owner_of(at.site.fqn), at.cause.module
     return replace(
         answer,
-        sentence=begins + whole,
-        head=begins + (whole if leads else f"{place}: {story.head}"),
-        also=tuple(filter(None, (*story.more, _beyond_rounding_words(at), beside, *nothing))),
+        sentence=answer.sentence + whole,
+        head=answer.sentence + head,
+        also=also,
         rests_on=tuple(
             Fact(fact.thing.name.lower(), fact.known.name.lower(), fact.of, fact.inside, thing(fact))
             for fact in story.evidence
         ),
         explains=story.findings,
         causes=causes,
-        evidence=(*before, *evidence_lines(at, story), *nothing, *([unchanged] if unchanged else ())),
-        before=before,
+        evidence=(*lines_before(at), *evidence_lines(at, story), *nothing, *([unchanged] if unchanged else ())),
         first=first,
         candidates=tuple(sorted(at.peers, key=order_of_ranks)),
-        divergences=_listed_divergences(compared.outcomes, first, None if options.whole_step else options.limit),
+        divergences=tuple(listed[: None if options.whole_step else options.limit]),
         settings=settings,
-        findings=(*(() if code is None else (code,)), *answer.findings, *origins),
-        notes=tuple(dict.fromkeys(filter(None, (*answer.notes, note)))),
+        findings=(
+            *(() if code is None else (code,)),
+            *answer.findings,
+            *(origins_of(at, compared.outcomes, lost) if single else ()),
+        ),
+        notes=tuple(dict.fromkeys((*answer.notes, *([later] if later else ())))),
         map=best.heat.result() if best.heat is not None else None,
-        defined_in=_defined_in(at),
+        defined_in=next((tree[name].source for name in names for tree in at.step.modules if name in tree), ""),
         strip=strip_of(at.step, first.site),
         training=training or Separate(Verdict.DIVERGED, whole, first),
         evaluation=evaluation,
     )
-
-
-def _defined_in(at: View) -> str:
-    """`file:line` of the class of the first of these modules on record: the site's, its tensor's owner, the cause's.
-
-    a's module tree is asked before b's; "" where neither has any of them.
-    """
-    names = at.site.fqn, owner_of(at.site.fqn), at.cause.module
-    found = (tree[name] for name in names for tree in at.step.modules if name in tree)
-    return next((module.source for module in found), "")
-
-
-def _beyond_rounding_words(at: View) -> str:
-    """Sentence on the step's first listed divergence that is more than rounding, where the first one is rounding.
-
-    "" otherwise.
-    """
-    listed = at.outcome.listed if at.rounding else []
-    more = next((one for one in listed if one.step == at.first.step and one.size is Size.MORE), None)
-    return told("first-more", name=what(more.site, more.module_class), far=how_far(more)) if more else ""
 
 
 def _nothing_changed_words(at: View, code: CodeChanges | None) -> tuple[str, ...]:
@@ -251,70 +216,18 @@ def _nothing_changed_words(at: View, code: CodeChanges | None) -> tuple[str, ...
     () where a setting other than hardware weighs over `SAYS_NOTHING`, a source file differs or could not be read, or a
     run lacks one of the documents.
     """
-    kept = [run.settings for run in at.runs]
-    if code is None or any(name not in settings for settings in kept for name in ("sources", "packages", "command")):
+    lacks = any(name not in run.settings for run in at.runs for name in ("sources", "packages", "command"))
+    differ = any(change.weight > SAYS_NOTHING and change.source != "hardware" for change in at.settings)
+    if code is None or lacks or differ or code.ranked or code.unread:
         return ()
-    differ = [change for change in at.settings if change.weight > SAYS_NOTHING]
-    if code.ranked or code.unread or any(change.source != "hardware" for change in differ):
-        return ()
-    random = [evidence.known for evidence in at.cause.rests_on(*RANDOM)]
-    seen = bool(random) and all(known is Known.EQUAL for known in random)
-    quiet = "comments, names" if code.in_comments or code.in_names else ""
-    return (told("nothing-changed", quiet=quiet, random=at.cause.reason == "rng" or not seen),)
-
-
-def _listed_divergences(
-    outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None
-) -> tuple[Divergence, ...]:
-    """Divergences of all ranks, `first` first, the rest by step, rank and sequence; the first `limit`, all for None."""
-    everything = [divergence for outcome in outcomes for divergence in outcome.listed]
-    everything.sort(key=lambda d: (d is not first, d.step, d.rank, d.sequence))
-    return tuple(everything if limit is None else everything[:limit])
-
-
-# --- training and evaluation
-
-
-def _other_part_words(at: View, training: Separate | None, evaluation: Separate | None) -> str:
-    """Sentence on training, or evaluation, where the first divergence is of the other; "" where it was not compared.
-
-    That it diverges too, and where; else the sentence of its verdict, after its name where that is UNDECIDED.
-    """
-    if training is None or evaluation is None:
-        return ""
-    separate, name = (training, "Training") if at.site.evaluates else (evaluation, "Evaluation")
-    if separate.verdict is Verdict.UNDECIDED:
-        return f"{name}: {separate.sentence[0].lower()}{separate.sentence[1:]}"
-    return separate.sentence if separate.first is None else diverges_words(name, separate.first, too=True)
-
-
-# --- a run that ended by an exception
-
-
-def _with_ending(compared: Compared, at: View, place: str, why: str) -> tuple[str, bool, str]:
-    """The whole sentence, whether an exception that ended a run leads it, and a note on one that came later, or "".
-
-    An exception leads where it cut off the step of the first divergence; it stands alone if the divergence is a record
-    that this run lacks since.
-
-    Args:
-        compared: both runs and what came of each rank.
-        at: the first divergence.
-        place: the clause on its place.
-        why: the sentence that explains it.
-    """
-    end, cut, whole = compared.ending, cut_short(at), f"{place}: {why}"
-    if end is None or cut is None:
-        return whole, False, "" if end is None else told("raised-later", run=end.side, words=end.words)
-    step = at.first.step_words
-    cut_off = told("raised-within", run=cut.side, step=step, other=OTHER[cut.side], words=cut.words)
-    return cut_off if at.side_without == cut.side else f"{cut_off} {whole}", True, ""
+    random = {evidence.known for evidence in at.cause.rests_on(*RANDOM)}
+    quiet = bool(code.in_comments or code.in_names)
+    return (told("nothing-changed", quiet=quiet, random=at.cause.reason == "rng" or random != {Known.EQUAL}),)
 
 
 # --- what of it leads to changed code
 
 
-_LINE = re.compile(r"(.+):(\d+)\Z")
 _INDEX = re.compile(r"\d+")
 
 
@@ -327,26 +240,24 @@ def clues_of(scene: View) -> Clues:
     replaced = scene.classes_of(around) if cause.reason in {"structure", "own_code", "module"} else ()
     subject = scene.parameter_user if cause.reason == "gradient" else around if replaced else subject
     names = [name for name in (subject, *ancestors(subject)) if name in tree]
-    words = {
-        word for change in hyperparameter_changes_of(scene) for word in (change.name.rpartition(".")[2], change.about)
-    }
+    tensor = site.fqn.rpartition(".")[2]
+    words = {*replaced, _last_part(cause.subject), tensor * (cause.reason in {"initial", "outside"})}
+    for change in hyperparameter_changes_of(scene):
+        words |= {change.name.rpartition(".")[2], change.about}
     for name in (*names[:1], *scene.unseen_inside):
         keys = {key for key, _, _ in scene.attributes(name, every=True)}
         words |= keys | {"train", "eval"} if "training" in keys else keys
-    if cause.reason in {"initial", "outside"}:
-        words.add(site.fqn.rpartition(".")[2])
-    words |= {*replaced} | ({_last_part(cause.subject)} if cause.subject else set())
-    if scene.first.a is not None and scene.first.b is not None:
-        dtypes = scene.first.a.layout.dtype, scene.first.b.layout.dtype
-        words |= set(dtypes) | {"autocast", "to", "half", "float", "dtype"} if dtypes[0] != dtypes[1] else set()
-    lines = _recorded_lines(scene)
-    begins = cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step
-    for events, place in zip(_suspect_events(scene) if begins else (), lines, strict=False):
+    if scene.dtypes is not None:
+        words |= {*scene.dtypes, "autocast", "to", "half", "float", "dtype"}
+    lines: tuple[list[str], list[str]] = [scene.first.source if scene.first.a is not None else ""], []
+    if (ended := cut_short(scene)) is not None:
+        lines[ended.side == "b"].append(ended.where)
+    for events, place in zip(_suspect_events(scene), lines, strict=True):
         # what a module draws tells nothing of why one run has no such module
-        events_there = [event for event in events if cause.reason != "structure" or event.name == subject]
-        place.extend(event.line for event in events_there)
-        words |= {word for event in events_there for word in event.name.split(".")[-2:]}
-        words |= {*MODES} if any(event.by in MODES for event in events_there) else set()
+        there = [event for event in events if cause.reason != "structure" or event.name == subject]
+        place += [event.line for event in there]
+        words |= {word for event in there for word in event.name.split(".")[-2:]}
+        words |= {*MODES} if any(event.by in MODES for event in there) else set()
     if scene.is_first_step and scene.explained_reason in MAY_REST_ON_THEM:
         words |= {*variables_that_differ(scene.runs, scene.first.rank)}
     reason = "structure" if replaced else cause.instead or cause.reason
@@ -358,8 +269,8 @@ def clues_of(scene: View) -> Clues:
         models=frozenset(_last_part(module.variable) for module in tree.values() if module.variable),
         optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.steppers for name in side)),
         words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)),
-        lines=(_parsed_lines(lines[0]), _parsed_lines(lines[1])),
-        tensor=site.fqn.rpartition(".")[2],
+        lines=(parsed_lines(lines[0]), parsed_lines(lines[1])),
+        tensor=tensor,
         roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
         evaluates=site.evaluates,
         ran=frozenset(module.module_class for module in tree.values()),
@@ -367,42 +278,23 @@ def clues_of(scene: View) -> Clues:
     )
 
 
-def _recorded_lines(scene: View) -> tuple[list[str], list[str]]:
-    """Lines of the user's code (`file:line`) on record that may be to blame: of a, of b.
+def _suspect_events(scene: View) -> tuple[Sequence[Event], Sequence[Event]]:
+    """Seedings and draws that may be to blame: of a, of b.
 
-    That of the first divergence (a alone), of an exception that cut the step off, of calls that set a random state,
-    and, in the first step, of the first seeding that differs.
+    Of a random state in a later step, the calls that set it. Before the first step, the first of each generator that
+    differ, where the reason may rest on them. Of an initial value also its last filling, where function or arguments
+    differ; none where it was filled alike.
     """
-    lines: tuple[list[str], list[str]] = [scene.first.source if scene.first.a is not None else ""], []
-    if (ended := cut_short(scene)) is not None and ended.file:
-        lines[ended.side == "b"].append(f"{ended.file}:{ended.line}")
-    if scene.cause.reason == "rng" and not scene.is_first_step:
-        for places, settings in zip(lines, differing_calls(scene.runs, scene.first)[:2], strict=True):
-            places.extend(setting.line for setting in settings)
-    if scene.is_first_step and scene.explained_reason in MAY_REST_ON_THEM:
-        for places, event in zip(lines, first_difference(scene.runs, scene.first.rank, SCRIPT).first, strict=True):
-            places.extend([event.line] if event is not None else [])
-    return lines
-
-
-def _suspect_events(scene: View) -> tuple[list[Event], list[Event]]:
-    """The first seedings and draws before the first step that differ: of a, of b.
-
-    Of an initial value also its last filling, where function or arguments differ; none where it was filled alike.
-    """
-    pairs = [first_difference(scene.runs, scene.first.rank, name).first for name in ("torch", "python", "numpy")]
-    if scene.cause.reason == "initial":
-        filled = last_fillings(scene.runs, scene.first.rank, scene.site.fqn)
-        one, two = (event and ((event.by, event.arguments), event.state) for event in filled)
-        if one is not None and one == two:
-            return [], []
-        pairs += [filled] if (one and one[0]) != (two and two[0]) else []
+    runs, rank, reason = scene.runs, scene.first.rank, scene.cause.reason
+    if not scene.is_first_step:
+        return differing_calls(runs, scene.first)[:2] if reason == "rng" else ([], [])
+    filled = last_fillings(runs, rank, scene.site.fqn) if reason == "initial" else (None, None)
+    one, two = (event and (event.by, event.arguments) for event in filled)
+    alike = None not in filled and one == two and len({event and event.state for event in filled}) == 1
+    begins = reason in {"rng", "initial", "structure", "batch"} and not alike
+    names = [*("torch", "python", "numpy") * begins, *[SCRIPT] * (scene.explained_reason in MAY_REST_ON_THEM)]
+    pairs = [*(first_difference(runs, rank, name).first for name in names), *[filled] * (one != two)]
     return [one for one, _ in pairs if one is not None], [two for _, two in pairs if two is not None]
-
-
-def _parsed_lines(lines: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """`model.py:41` as `("model.py", 41)`; lines of another form are left out."""
-    return tuple((match[1], int(match[2])) for line in lines if (match := _LINE.fullmatch(line)))
 
 
 def _last_part(name: str) -> str:

@@ -14,7 +14,7 @@ from introspect_cli.compare.watched import is_list, is_ordered
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from introspect_cli.compare.match import Flow, Value, ValuePair
     from introspect_cli.compare.outcome import RankOutcome
@@ -34,15 +34,15 @@ class Stop(NamedTuple):
         a: the value of a.
         b: that of b which should equal it.
         reason: `module` or `backward` where what went in agrees, else `gap`.
-        known: what is known of the module's inputs, or, of a gradient, of the forward pass; else None.
         findings: what explains it, and what is left.
+        rests_on: what is known of the module's inputs, or, of a gradient, of the forward pass; else None.
     """
 
     a: Value
     b: Value
     reason: str
-    known: Known | None
-    findings: tuple[Finding, ...]
+    findings: Sequence[Finding]
+    rests_on: Evidence | None = None
 
 
 def port_of(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, outcome: RankOutcome) -> Flow | None:
@@ -55,74 +55,71 @@ def port_of(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, out
         outcome: of the rank to read.
     """
     a, b = (run.rank(outcome.rank) for run in runs)
-    listed = any(is_list(run.manifest) for run in runs)
-    if answer.first is None and outcome.match.renamed and not listed:
-        return None  # what has other names was matched, and compared
-    if not len(outcome.paired):
+    listed, in_order = any(is_list(run.manifest) for run in runs), [is_ordered(run.manifest) for run in runs]
+    step = next(iter(outcome.paired.steps.tolist()), None)
+    by_names = answer.first is None and outcome.match.renamed and not listed  # what has other names was matched
+    if by_names or step is None or step not in a or step not in b:
         return None
-    step = int(outcome.paired.steps[0])
-    if step not in a or step not in b:
-        return None
-    in_order = is_ordered(runs[0].manifest), is_ordered(runs[1].manifest)
-    flow = flow_of((a, b), step, options.rtol or CLOSE, in_order)
+    flow = flow_of((a, b), step, options.rtol or CLOSE, (in_order[0], in_order[1]))
     return flow if flow.related else None
 
 
 def port_answer(by_name: DiffResult, flow: Flow) -> DiffResult:
-    """The answer of `flow`, with settings, changed statements and notes of `by_name`, the comparison by names."""
-    stop = _stop_of(flow)
-    verdict, sentence = (Verdict.DIVERGED, "") if stop is not None else _agreement(flow)
-    answer = DiffResult(
-        a=by_name.a,
-        b=by_name.b,
-        verdict=verdict,
-        sentence=sentence,
+    """The answer of `flow`, with settings, changed statements and notes of `by_name`, the comparison by names.
+
+    The first divergence is where the values stop agreeing; all modules that differ are listed after it.
+    """
+    stop, listed, exact = _stop_of(flow), list[Divergence](), sum(match.rel_l2 == 0 for match in flow.forward)
+    if stop is not None:
+        rest = [_divergence(flow, pair.a, pair.b, "propagated") for pair in flow.modules if not pair.agree]
+        listed = [_divergence(flow, stop.a, stop.b, stop.reason)]
+        listed += [divergence for divergence in rest if divergence.site != listed[0].site]
+    answer = replace(
+        by_name.unexplained(),
         evidence=_pairing_lines(flow),
-        settings=by_name.settings,
-        counts=_counts(by_name.counts, flow, 0),
+        counts=Counts(
+            by_name.counts.steps_a,
+            by_name.counts.steps_b,
+            steps_compared=1,
+            steps_diverged=bool(listed),
+            records=len(flow.values[0]),
+            equal=exact,
+            diverged=len(listed),
+            within=len(flow.forward) - exact,
+        ),
         notes=(say.told("port", step=flow.step, close=flow.close), *by_name.notes),
         findings=(*(one for one in by_name.findings if not isinstance(one, _BY_NAME)), *_structure_changes(flow)),
-        training=by_name.training,
-        evaluation=by_name.evaluation,
-        subject=by_name.subject,
+        first=listed[0] if listed else None,
+        candidates=tuple(listed[:1]),
+        divergences=tuple(listed),
+        map=None,
+        strip=(),
     )
-    return answer if stop is None else _answer_with_stop(answer, flow, stop)
-
-
-def _answer_with_stop(answer: DiffResult, flow: Flow, stop: Stop) -> DiffResult:
-    """`answer` with the first divergence at `stop`, its sentence and evidence, and then all modules that differ.
-
-    The last pair that agrees before it is named, if there is one.
-    """
-    first = _divergence(flow, stop.a, stop.b, stop.reason)
-    rest = [_divergence(flow, pair.a, pair.b, "propagated") for pair in flow.modules if not pair.agree]
-    listed = (first, *(divergence for divergence in rest if divergence.site != first.site))
-    facts = tuple[Fact, ...]()
-    if stop.known is not None:
-        fact = Evidence(Thing.FORWARD if stop.reason == "backward" else Thing.INPUTS, stop.known)
-        facts = (Fact(fact.thing.name.lower(), fact.known.name.lower(), "", "", thing(fact)),)
-    far = "" if first.rel_l2 is None else f", {amount(first.rel_l2, 'float32', 'float32')}"
-    head = say.told("port-place", step=flow.step, a=_value_words(stop.a), b=_value_words(stop.b), far=far)
-    last = _last_before(flow, stop)
-    order = "" if last is None or last.rel_l2 is not None else say.told("port-order")
-    also = () if last is None else (say.told("port-last", a=what(last.a.site), b=what(last.b.site), order=order),)
+    if stop is None:
+        if flow.end is None:
+            return replace(answer, verdict=Verdict.UNDECIDED, sentence=say.told("port-undecided", step=flow.step))
+        ends_at = {"a": what(flow.end.a.site), "b": what(flow.end.b.site)}
+        agrees = say.told("port-agrees", step=flow.step, gradients=len(flow.gradients), **ends_at)
+        return replace(answer, verdict=Verdict.SAME, sentence=agrees)
+    rel, names = listed[0].rel_l2, [named(value.site, value.module_class) for value in (stop.a, stop.b)]
+    far = "" if rel is None else amount(rel, "float32", "float32")
+    kind = stop.a.site.kind.one.removeprefix("the ")
+    head = say.told("port-place", step=flow.step, kind=kind, a=names[0], b=names[1], far=far)
+    in_b = flow.ordered == (False, True)  # only b recorded in order
+    until = (stop.b if in_b else stop.a).order
+    agree = [((pair.b if in_b else pair.a).order, pair) for pair in flow.forward if pair.a.site.kind is not Kind.INPUT]
+    _, last = max((each for each in agree if each[0] < until), key=lambda each: each[0], default=(0, None))
+    also = () if last is None else (say.told("port-last", a=what(last.a.site), b=what(last.b.site)),)
+    facts = [] if stop.rests_on is None else [stop.rests_on]
     return replace(
         answer,
+        verdict=Verdict.DIVERGED,
         sentence=say.sentence(head, stop.findings, (), also),
         head=head,
         also=also,
-        rests_on=facts,
-        explains=stop.findings,
-        first=first,
-        candidates=(first,),
-        divergences=listed,
-        counts=_counts(answer.counts, flow, len(listed)),
+        rests_on=tuple(Fact(one.thing.name.lower(), one.known.name.lower(), "", "", thing(one)) for one in facts),
+        explains=tuple(stop.findings),
     )
-
-
-def _value_words(value: Value) -> str:
-    """A value in words: `the output of Seen.cut (Conv2d)`, without the `the`."""
-    return f"{value.site.kind.one.removeprefix('the ')} of {named(value.site, value.module_class)}"
 
 
 def _stop_of(flow: Flow) -> Stop | None:
@@ -134,102 +131,45 @@ def _stop_of(flow: Flow) -> Stop | None:
     module = next((pair for pair in flow.modules if not pair.agree), None)
     if module is not None and flow.forward:
         known = {True: Known.WITHIN, False: Known.DIFFERS, None: Known.UNSEEN}[module.inputs]
-        return Stop(
-            module.a, module.b, "module" if module.inputs else "gap", known, tuple(_module_findings(flow, module))
-        )
+        reason = "module" if module.inputs else "gap"
+        return Stop(module.a, module.b, reason, _module_findings(flow, module), Evidence(Thing.INPUTS, known))
     if module is None and flow.end is not None:
-        wrong = next((pair for pair in flow.gradients if not pair.agree), None)
-        left = tuple(say.left(["backward-through"]))
-        return None if wrong is None else Stop(wrong.a, wrong.b, "backward", Known.WITHIN, left)
+        backward, forward = say.left(["backward-through"]), Evidence(Thing.FORWARD, Known.WITHIN)
+        wrong = (pair for pair in flow.gradients if not pair.agree)
+        return next((Stop(pair.a, pair.b, "backward", backward, forward) for pair in wrong), None)
     one, two = (next(iter(ends(values)), None) for values in flow.values)
-    if not flow.forward or one is None or two is None:
-        return None
-    return Stop(one, two, "gap", None, tuple(say.left(["between-agreeing"])))
+    between = say.left(["between-agreeing"])
+    return None if not flow.forward or one is None or two is None else Stop(one, two, "gap", between)
 
 
-def _module_findings(flow: Flow, module: ValuePair) -> Iterator[Finding]:
+def _module_findings(flow: Flow, module: ValuePair) -> list[Finding]:
     """Findings on why a module's output differs.
 
-    Where its inputs differ, code between agreeing values. Else its parameters without an equal in the other run; else
-    those equal only when transposed; without either, the causes that remain.
+    Where its inputs differ, code between agreeing values. Else its parameters without an equal in the other run, or
+    that are equal in another order; without either, the causes that remain.
     """
     parameters, owners = flow.parameters, (module.a.site.fqn, module.b.site.fqn)
-    alone = [
-        value.site.fqn
-        for values, owner in zip((parameters.only_a, parameters.only_b), owners, strict=True)
-        for value in values
-        if value.owner == owner
-    ]
-    turned = [
+    unequal = [value.site.fqn for value in (*parameters.only_a, *parameters.only_b) if value.owner in owners]
+    unequal += [
         one.site.fqn
         for one, two in parameters.pairs
         if one.owner == owners[0] and one.shape == two.shape and one.checksum != two.checksum
     ]
-    if module.inputs is False:
-        yield from say.left(["between-agreeing"])
-    elif alone or turned:
-        yield say.found("port-unequal" if alone else "port-turned", names=", ".join(alone or turned))
-    else:
-        yield from say.left(["code", "options"] if module.inputs else ["code", "options", "between-agreeing"])
-
-
-def _agreement(flow: Flow) -> tuple[Verdict, str]:
-    """Verdict and sentence where no pair of values differs.
-
-    SAME if the last value of the forward pass has a partner, else UNDECIDED.
-    """
-    if flow.end is None:
-        return Verdict.UNDECIDED, say.told("port-undecided", step=flow.step)
-    ends_at = {"a": what(flow.end.a.site), "b": what(flow.end.b.site)}
-    return Verdict.SAME, say.told("port-agrees", step=flow.step, gradients=len(flow.gradients), **ends_at)
+    if unequal and module.inputs is not False:
+        return [say.found("port-unequal", names=", ".join(unequal))]
+    inside, between = ["code", "options"] * (module.inputs is not False), ["between-agreeing"] * (not module.inputs)
+    return say.left([*inside, *between])
 
 
 def _pairing_lines(flow: Flow) -> tuple[str, ...]:
     """Lines on how many of a's parameters and forward values are in b, and on parameters that one run alone has."""
     parameters = flow.parameters
     found = len(parameters.pairs) + sum(len(merge.parts) if merge.side == "b" else 1 for merge in parameters.merges)
-    lines = [
-        say.told("port-parameters", found=found, all=found + len(parameters.only_a), turned=parameters.transposed),
-        say.told("port-values", found=len(flow.forward), a=len(flow.values[0]), b=len(flow.values[1])),
-    ]
-    for side, alone in (("a", parameters.only_a), ("b", parameters.only_b)):
-        names = some([value.site.fqn for value in alone], _LISTED) if alone else ""
-        lines += [say.told("port-alone", side=side, names=names)] if names else []
-    return tuple(lines)
-
-
-def _counts(by_name: Counts, flow: Flow, diverged: int) -> Counts:
-    """Counts of a's forward values in the one compared step; `diverged` is the number of listed divergences.
-
-    Of `by_name`, those of the comparison by name, only the two runs' numbers of steps are taken.
-    Values that were paired count as `equal` where their distance is 0, else as `within`.
-    """
-    exact = sum(match.rel_l2 == 0 for match in flow.forward)
-    return Counts(
-        steps_a=by_name.steps_a,
-        steps_b=by_name.steps_b,
-        steps_compared=1,
-        steps_diverged=int(diverged > 0),
-        records=len(flow.values[0]),
-        equal=exact,
-        diverged=diverged,
-        within=len(flow.forward) - exact,
-    )
-
-
-def _last_before(flow: Flow, stop: Stop) -> ValuePair | None:
-    """The last pair of agreeing values before `stop`, of outputs if there are any; None for none.
-
-    Before is by the runs that recorded in order, by both if neither says so.
-    """
-    by_a, by_b = flow.ordered if any(flow.ordered) else (True, True)
-    earlier = [
-        match
-        for match in flow.forward
-        if (not by_a or match.a.order < stop.a.order) and (not by_b or match.b.order < stop.b.order)
-    ]
-    outputs = [match for match in earlier if Kind.INPUT not in (match.a.site.kind, match.b.site.kind)]
-    return max(outputs or earlier, key=lambda match: match.a.order if by_a else match.b.order, default=None)
+    only = parameters.only_a, parameters.only_b
+    alone = [some([value.site.fqn for value in side], _LISTED) if side else "" for side in only]
+    numbers = {"found": found, "all": found + len(only[0]), "turned": parameters.transposed}
+    values = {"found": len(flow.forward), "a": len(flow.values[0]), "b": len(flow.values[1])}
+    return say.told("port-parameters", **numbers, only_a=alone[0], only_b=alone[1]), say.told("port-values", **values)
 
 
 def _divergence(flow: Flow, one: Value, two: Value, reason: str) -> Divergence:
@@ -238,32 +178,22 @@ def _divergence(flow: Flow, one: Value, two: Value, reason: str) -> Divergence:
         reader.record(reader.read(flow.step), value.row, flow.step).summary
         for reader, value in zip(flow.readers, (one, two), strict=True)
     )
+    role = Role.ORIGIN if reason in {"module", "backward"} else Role.PROPAGATED
+    rank, far = flow.readers[0].rank, sketch_distance(one, two)
     return Divergence(
-        step=flow.step,
-        step_b=flow.step,
-        rank=flow.readers[0].rank,
-        sequence=float(one.order),
-        site=one.site,
-        module_class=one.module_class,
-        role=Role.ORIGIN if reason in ("module", "backward") else Role.PROPAGATED,
-        reason=reason,
-        a=a,
-        b=b,
-        rel_l2=sketch_distance(one, two),
+        flow.step, flow.step, rank, float(one.order), one.site, one.module_class, role, reason, a, b, rel_l2=far
     )
 
 
-def _structure_changes(flow: Flow) -> tuple[StructureChange, ...]:
+def _structure_changes(flow: Flow) -> Iterator[StructureChange]:
     """Structural changes: `renamed` for the first call of each pair of modules, then parameters merged or split."""
-    changes = [
-        ("renamed", pair.a.site.fqn, pair.b.site.fqn, "port-module-agrees" if pair.agree else "port-module-differs")
-        for pair in flow.modules
-        if pair.a.site.call == 0
-    ]
+    for pair in flow.modules:
+        if pair.a.site.call == 0:
+            a, b = pair.a.site.fqn, pair.b.site.fqn
+            evidence = say.told("port-module", how="agrees" if pair.agree else "differs")
+            yield StructureChange("renamed", a, b, say.told("port-in-b", a=a, b=b), evidence=evidence)
     for merge in flow.parameters.merges:
-        parts, change = " + ".join(merge.parts), "merged" if merge.side == "b" else "split"
-        changes.append((change, *((parts, merge.whole) if merge.side == "b" else (merge.whole, parts)), "port-merged"))
-    return tuple(
-        StructureChange(change, a, b, say.told("port-in-b", a=a, b=b), evidence=say.told(code))
-        for change, a, b, code in changes
-    )
+        parts = " + ".join(merge.parts)
+        a, b = (parts, merge.whole) if merge.side == "b" else (merge.whole, parts)
+        words, change = say.told("port-in-b", a=a, b=b), "merged" if merge.side == "b" else "split"
+        yield StructureChange(change, a, b, words, evidence=say.told("port-merged"))

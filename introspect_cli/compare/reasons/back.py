@@ -16,7 +16,7 @@ import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known, with_state
 from introspect_cli.compare.measure import ROUNDING
-from introspect_cli.compare.reasons.base import cause, evidence_of
+from introspect_cli.compare.reasons.base import cause, evidence_of, is_fed
 from introspect_cli.compare.reasons.ranks import reduction_factor
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step import PASSES
@@ -36,7 +36,7 @@ _REST = 1e-5
 """What is left of a gradient beside the best multiple of the other, where that is no rounding of a factor."""
 
 
-TOGETHER = frozenset({"clipping", "unscaling", "accumulation"})
+_TOGETHER = ("clipping", "unscaling", "accumulation")
 """What multiplies all gradients by one factor, where a step has one backward pass."""
 
 
@@ -44,7 +44,7 @@ def excluded_handling(at: View) -> frozenset[str]:
     """Codes of gradient handling that the records rule out as a cause.
 
     None is ruled out where a run has several ranks, where either run has not exactly one loss in the step, where the
-    gradient is not of the first call (`site.call` > 0), or where it is sparse. Else all of `TOGETHER` are ruled out
+    gradient is not of the first call (`site.call` > 0), or where it is sparse. Else all of `_TOGETHER` are ruled out
     where no factor maps a's gradient to b's; with `zero-grad`, where at most one optimizer steps and another gradient
     is equal and not zero.
     """
@@ -53,8 +53,8 @@ def excluded_handling(at: View) -> frozenset[str]:
     if several or at.site.call or sparse:
         return frozenset()
     if max(map(len, at.optimizers)) < 2 and _has_equal_gradient(at):
-        return TOGETHER | {"zero-grad"}
-    return TOGETHER if _has_no_factor(at) else frozenset()
+        return frozenset({*_TOGETHER, "zero-grad"})
+    return frozenset(_TOGETHER if _has_no_factor(at) else ())
 
 
 def _has_equal_gradient(at: View) -> bool:
@@ -101,15 +101,13 @@ def gradient_cause(step: Step, position: int) -> Cause | None:
     """Cause `gradient` of a parameter's gradient at an optimizer step; None where something that goes into it differs.
 
     That is an earlier record of the forward or backward pass or of the start, a random state at the start, or a
-    parameter as the step finds it. None also without an FQN. Where the values show a stale gradient (`stale_share`),
-    evidence that was not observed is not needed.
+    parameter as the step finds it. None also without an FQN. Where the values show a stale gradient, evidence that was
+    not observed is not needed.
     """
-    site, order = step.sites[position], step.order_at(position)
-    upstream = step.differs_before(order, PASSES | {Phase.START}) or step.rng_differs() or step.begins.names
-    if upstream or not site.fqn:
+    if is_fed(step, position, PASSES | {Phase.START}) or not step.sites[position].fqn:
         return None
     passes = evidence_of("gradient", step, position)
-    if with_state(passes, Known.UNSEEN) and stale_share(step, position)[0]:
+    if with_state(passes, Known.UNSEEN) and side_with_stale(step, position):
         passes = [replace(fact, needed=False) for fact in passes]  # the values alone tell the cause
     return cause("gradient", *passes)
 
@@ -117,8 +115,7 @@ def gradient_cause(step: Step, position: int) -> Cause | None:
 @finds("plain", "gradient")
 def find_stale_gradient(at: View) -> Iterator[Finding]:
     """Finding where one run's gradient is the other's plus a share of the previous one (a missing `zero_grad`)."""
-    side, _ = stale_share(at.step, at.position)
-    if side:
+    if side := side_with_stale(at.step, at.position):
         yield found("stale", side=side, of="evaluation" if at.site.call else "step")
 
 
@@ -136,25 +133,20 @@ def find_whole_factor(at: View) -> Iterator[Finding]:
 def left_in_gradient(at: View) -> Iterator[str]:
     """Codes of the remaining causes, in this order.
 
-    `reduction` with several ranks. Then kinds of handling: the three of `TOGETHER` where one factor fits and they are
-    not all ruled out; else those not ruled out, with `clipping-by-value` where clipping by norm is. Then
-    `use-in-module` where only some gradients differ and a module uses the parameter, and `penalty`. Where the distance
-    is rounding, clipping is ruled out and a module uses the parameter, it is `rounding-in-backward` alone.
+    `reduction` with several ranks. Then kinds of handling: those of `_TOGETHER` where one factor fits and they are not
+    ruled out; else all that are not. Then `use-in-module` where only some gradients differ and a module uses the
+    parameter, and `penalty`. Where the distance is rounding, `_TOGETHER` is ruled out and a module uses the parameter,
+    it is `rounding-in-backward` instead.
     """
-    gone, differ = excluded_handling(at), at.gradients
+    gone, (differ, every) = excluded_handling(at), at.alike
     if max(run.world_size for run in at.runs) > 1:
         yield "reduction"
-    if at.first.scale is not None and not gone >= TOGETHER:
-        yield from ("clipping", "unscaling", "accumulation")
-    elif at.rounding and "clipping" in gone and at.parameter_user:
+    if gone and at.rounding and at.parameter_user:
         yield "rounding-in-backward"
         return
-    else:
-        if "clipping" in gone:
-            yield "clipping-by-value"
-        handled = ("clipping", "unscaling", "accumulation", "zero-grad", "gradient-by-hand")
-        yield from (code for code in handled if code not in gone)
-    if differ[0] != differ[1] and at.parameter_user:
+    factor = at.first.scale is not None and not gone
+    yield from (code for code in _TOGETHER + ("zero-grad", "gradient-by-hand") * (not factor) if code not in gone)
+    if differ != every and at.parameter_user:
         yield "use-in-module"
     yield "penalty"
 
@@ -162,13 +154,11 @@ def left_in_gradient(at: View) -> Iterator[str]:
 # --- a gradient in which that of the step before is left over
 
 
-def stale_share(step: Step, position: int) -> tuple[str, float]:
-    """The side whose gradient is the other's plus `share` times a's previous one, and that share.
-
-    ("", 0.0) where neither is.
+def side_with_stale(step: Step, position: int) -> str:
+    """The side whose gradient is a sum of the other's and of a's previous one, with positive weights; "" for neither.
 
     Previous is the step before, or, in an optimizer step that evaluates the model several times, the call before.
-    Compared are sketches; where one is missing, the answer is ("", 0.0).
+    Compared are sketches; where one is missing, the answer is "".
     """
     site, union, table = step.sites[position], int(step.divergences.site[position]), step.table
     if site.call:  # an optimizer that evaluates the model several times a step
@@ -179,28 +169,22 @@ def stale_share(step: Step, position: int) -> tuple[str, float]:
         old = None if found is None or found[0].sketch is None else found[0].sketch[found[1]].astype(np.float64)
     sketches = table.sketches(union)
     if sketches is None or old is None or not (old.any() and np.isfinite(old).all()):
-        return "", 0.0
+        return ""
     a, b = sketches
-    shares = (("b", _mix_share(b, a, old)), ("a", _mix_share(a, b, old)))
-    return next((each for each in shares if each[1]), ("", 0.0))
+    return next((side for side, mixed, fresh in (("b", b, a), ("a", a, b)) if _is_mix(mixed, fresh, old)), "")
 
 
-def _mix_share(mixed: Any, fresh: Any, old: Any) -> float:
-    """Weight of `old` divided by that of `fresh` where `mixed` is a sum of both with positive weights; else 0.0.
+def _is_mix(mixed: Any, fresh: Any, old: Any) -> bool:
+    """Whether `mixed` is a sum of `fresh` and `old` with positive weights.
 
     What the sum leaves of `mixed` has to be below 1e-5 of its norm and below 2% of the part of `old`.
 
     Args:
-        mixed: sketch that may hold both, float64 (16,).
+        mixed: sketch that may hold both, float64 (16,), finite as all are.
         fresh: sketch of the gradient without the previous one.
         old: sketch of the previous gradient.
     """
     basis = np.stack([fresh, old], axis=1)
-    if not (np.isfinite(basis).all() and np.isfinite(mixed).all()):
-        return 0.0
-    if np.linalg.matrix_rank(basis, tol=1e-6 * float(np.linalg.norm(basis))) < 2:
-        return 0.0
-    weights = np.linalg.lstsq(basis, mixed, rcond=None)[0]
+    weights, _, rank, _ = np.linalg.lstsq(basis, mixed, rcond=1e-6)
     rest, share = float(np.linalg.norm(basis @ weights - mixed)), float(np.linalg.norm(weights[1] * old))
-    is_mix = min(weights) > 0 and rest < min(1e-5 * float(np.linalg.norm(mixed)), 2e-2 * share)
-    return float(weights[1] / weights[0]) if is_mix else 0.0
+    return rank == 2 and min(weights) > 0 and rest < min(1e-5 * float(np.linalg.norm(mixed)), 2e-2 * share)

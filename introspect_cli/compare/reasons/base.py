@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.evidence import Cause, Evidence
 from introspect_cli.compare.result import Role
 from introspect_cli.compare.step import RESTS_ON, Place, rests_on
+from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
@@ -26,13 +27,14 @@ KERNEL_WEIGHTS = {"runtime": 0.75, "packages": 0.6, "hardware": 0.55}
 
 Left = Callable[["View"], Iterable[str]]
 """Gives codes of the causes to name where none is found on record, for `say.left`."""
-Fed = Callable[["Step", int], bool]
-"""Whether something that goes into a divergence, an index in `step.sites`, differs."""
 Applies = Callable[["Step", int], "Cause | None"]
 """The cause of a divergence, an index in `step.sites`; None where the reason does not apply."""
 
 
-def anything_before(step: Step, position: int) -> bool:
+_ALL_PHASES = frozenset(Phase)
+
+
+def is_fed(step: Step, position: int, upstream: frozenset[Phase] = _ALL_PHASES) -> bool:
     """Whether anything differs before a divergence: an earlier record, or a random state at the step's start.
 
     A parameter or buffer that differs as the step begins counts too; saved files do not.
@@ -40,8 +42,10 @@ def anything_before(step: Step, position: int) -> bool:
     Args:
         step: the step.
         position: index of the divergence in `step.sites`.
+        upstream: phases of the records that count.
     """
-    return step.anything_before(step.order_at(position)) or step.rng_differs()
+    differs = step.differs_before(step.order_at(position), upstream)
+    return differs or step.rng_differs() or bool(step.begins.names)
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,9 @@ class Reason:
         word: its name in `--format json`.
         about: what the reference says of it.
         kinds: kinds of the records it is about; empty for all.
-        is_fed: whether something that may have gone into a divergence differs.
+        upstream: phases of the records that may have gone into it.
         applies: what makes a divergence one, resting on evidence, None where something that went into it differs;
-            without one, that nothing has fed it.
+            without one, that nothing upstream has fed it.
         left: the codes of what may have made it where nothing is found on record, or a function that yields them.
         weights: how well a setting explains it, 0 to 1, by the setting's source.
         names: a pattern; settings whose names match explain it a little better.
@@ -63,7 +67,7 @@ class Reason:
     word: str
     about: str
     kinds: frozenset[Kind] = frozenset()
-    is_fed: Fed = anything_before
+    upstream: frozenset[Phase] = _ALL_PHASES
     applies: Applies | None = None
     left: Left | tuple[str, ...] = ()
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -76,7 +80,7 @@ class Reason:
     def cause_of(self, step: Step, position: int) -> Cause | None:
         """The cause of a divergence by this reason; None where the reason does not apply or an input differs.
 
-        That is what `applies` gives, if there is one; else None where `is_fed` holds, and a cause with the evidence of
+        That is what `applies` gives, if there is one; else None where it `is_fed`, and a cause with the evidence of
         `evidence_of`.
 
         Args:
@@ -85,7 +89,8 @@ class Reason:
         """
         if self.applies is not None:
             return self.applies(step, position)
-        return None if self.is_fed(step, position) else cause(self.word, *evidence_of(self.word, step, position))
+        fed = is_fed(step, position, self.upstream)
+        return None if fed else cause(self.word, *evidence_of(self.word, step, position))
 
 
 def evidence_of(word: str, step: Step, position: int) -> list[Evidence]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.passes import table_of
-from introspect_cli.compare.reasons.base import cause
+from introspect_cli.compare.reasons.base import cause, is_fed
 from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, finds, found
 from introspect_cli.compare.settings.beginning import (
     differing_calls,
@@ -50,14 +50,8 @@ class Draw(NamedTuple):
     site: Site
     sequence: int
 
-    @property
-    def finding(self) -> Finding:
-        """The finding that names the run, and the module that drew, or what was recorded after the draw."""
-        code = "draw-before" if self.site.path.endswith(DRAWN_BEFORE) else "draw-by"
-        return found(code, side=self.side, other=OTHER[self.side], name=_name_of_drawer(self.site))
 
-
-def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]:
+def one_sided_draws(step: Step, table: Table) -> list[Draw]:
     """Draws that one run alone made in the step of `table`: all of b, then all of a, each in their sequence.
 
     A draw is one run's alone where the other has no record at its site, and no draw of its own from the same generator
@@ -66,38 +60,33 @@ def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]
     Args:
         step: gives the alignment and the comparison.
         table: of this step, or of the previous one.
-        generator: its name; "" for all generators.
     """
-    if not step.comparison.draws_recorded:
-        return []
-    alignment, a, b = step.alignment, *table.halves
+    alignment, (a, b), draws = step.alignment, table.halves, list[Draw]()
     within = (alignment.kind == kind_code(Kind.RNG)) & (alignment.phase != phase_code(Phase.START))
-    draws = list[Draw]()
-    for half, other in ((b, a), (a, b)):
+    for half, other in ((b, a), (a, b)) if step.comparison.draws_recorded else ():
         rows = np.flatnonzero(within[half.sites] & ~np.isin(half.sites, other.sites))
-        sequence = half.batch.sequence
-        ordered = rows[np.argsort(sequence[rows])]
-        draws += [Draw(half.side, alignment.site(int(half.sites[row])), int(sequence[row])) for row in ordered]
+        for row in rows[np.argsort(half.batch.sequence[rows])].tolist():
+            draws.append(Draw(half.side, alignment.site(int(half.sites[row])), int(half.batch.sequence[row])))
     drawn = {(draw.side, generator_of(draw.site)) for draw in draws}
-    alone = [draw for draw in draws if (OTHER[draw.side], generator_of(draw.site)) not in drawn]
-    return [draw for draw in alone if generator in {"", generator_of(draw.site)}]
+    return [draw for draw in draws if (OTHER[draw.side], generator_of(draw.site)) not in drawn]
 
 
 def draws_before(at: View) -> list[Draw]:
-    """One-sided draws of the step that precede the record in the run that draws.
+    """One-sided draws of the step that precede the record in the run that draws; of a random state, its generator's.
 
-    [] in the step at which a run resumes.
+    For a state at a step's start, those of the step before. [] in the step at which a run resumes.
     """
-    draws = [] if at.step.comparison.is_resume_step(at.table.step) else one_sided_draws(at.step, at.table)
-    return [draw for draw in draws if draw.sequence < (at.table.sequence(at.union, draw.side) or 0)]
-
-
-def _name_of_drawer(site: Site) -> str:
-    """What drew or came after a draw: a loader's batch, the backward pass, a module (` #1` for its second call)."""
-    if site.phase is Phase.DATA:
-        return f"{BATCH_OF}{site.fqn}"
-    call = f" #{site.call}" if site.call else ""
-    return BACKWARD_PASS if site.phase is Phase.LOSS else f"{site.fqn}{call}"
+    step, of_state = at.step, at.cause.reason == "rng"
+    begins = of_state and at.site.phase is Phase.START
+    table = step.begins.before if begins else at.table
+    if table is None or step.comparison.is_resume_step(at.table.step):
+        return []
+    return [
+        draw
+        for draw in one_sided_draws(step, table)
+        if (begins or draw.sequence < (at.table.sequence(at.union, draw.side) or 0))
+        and (not of_state or generator_of(draw.site) == generator_of(at.site))
+    ]
 
 
 def side_that_draws(at: View, *, before: bool = False) -> str:
@@ -115,11 +104,13 @@ def side_that_draws(at: View, *, before: bool = False) -> str:
 def find_one_sided_draw(at: View) -> Iterator[Finding]:
     """Finding for the first draw of b alone before the divergence, else of a alone.
 
-    For reason `rng` of its generator only.
+    It names the module that drew, or what was recorded after the draw: a loader's batch, the backward pass, a module.
     """
-    generator = generator_of(at.site) if at.cause.reason == "rng" else ""
-    draws = [draw for draw in draws_before(at) if generator in {"", generator_of(draw.site)}]
-    yield from (draw.finding for draw in draws[:1])
+    for side, site, _ in draws_before(at)[:1]:
+        code = "draw-before" if site.path.endswith(DRAWN_BEFORE) else "draw-by"
+        call = f"{site.fqn} #{site.call}" if site.call else site.fqn
+        name = {Phase.DATA: f"{BATCH_OF}{site.fqn}", Phase.LOSS: BACKWARD_PASS}.get(site.phase, call)
+        yield found(code, side=side, other=OTHER[side], name=name)
 
 
 # --- a random state that differs
@@ -136,7 +127,7 @@ def random_state_cause(step: Step, position: int) -> Cause | None:
         states = step.of(Kind.RNG, frozenset(Phase)).tolist()
         states = [union for union in states if generator_of(step.alignment.site(union)) == site.fqn]
         return None if step.differed_before(states) else cause("rng")
-    if step.begins.diverged or step.rng_differs() or step.anything_before(step.order_at(position)):
+    if step.begins.diverged or is_fed(step, position):
         return None
     return cause("rng", *random_at_start(step, Place(site, step.order_at(position))))
 
@@ -166,14 +157,9 @@ def find_random_cause(at: View) -> Iterator[Finding]:
             yield from find_script_seedings(*who) if by_script else find_first_event(*who, site.fqn)
         return
     set_by = list(differing_calls(at.runs, at.first).finding())
-    yield from set_by
-    if set_by or " " in site.fqn:  # nobody sees what draws from a generator of the script's
-        return
-    if site.phase is not Phase.START:
-        yield from find_one_sided_draw(at)
-    elif at.step.begins.before is not None and site.fqn not in unseeded_names(at):
-        draws = one_sided_draws(at.step, at.step.begins.before, site.fqn)
-        yield from (draw.finding for draw in draws[:1])
+    # nobody sees what draws from a generator of the script's
+    drawn = " " not in site.fqn and (site.phase is not Phase.START or site.fqn not in unseeded_names(at))
+    yield from set_by or (find_one_sided_draw(at) if drawn else ())
 
 
 def left_in_state(at: View) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,17 +11,14 @@ from introspect_cli.compare.evidence import RANDOM, Evidence, Known
 from introspect_cli.compare.reasons.draws import find_one_sided_draw
 from introspect_cli.compare.reasons.forward import draws_nothing, find_call_counts
 from introspect_cli.compare.reasons.rows import reason_named
-from introspect_cli.compare.reasons.start import is_recorded_late
 from introspect_cli.compare.result import Certainty, Finding, Role
 from introspect_cli.compare.say import both_values, evidence_words, how_far, told, what
 from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, find_script_seedings
-from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
-from introspect_cli.records import GIVEN, Kind, Phase
+from introspect_cli.compare.table import ABSENT, EQUAL, NOT_SEEN, WITHIN, of_kinds
+from introspect_cli.records import GIVEN, SETTING_KINDS, Kind, Phase
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from introspect_cli.compare.reasons.view import View
 
 _STATES = frozenset({Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE})
@@ -68,7 +66,9 @@ def explanation_of(at: View) -> Explanation:
 
 def _head_of(at: View) -> str:
     """Clause on what differs, at which moment and by how much, or that one run alone has it."""
-    first, site = at.first, at.site
+    first, site, cause, (after, before) = at.first, at.site, at.cause, (at.cause.after, at.cause.before)
+    if after and after == before:
+        after, before = f"call {site.call - 1} of {after}", f"call {site.call}"
     name = what(site, "" if at.explained_reason in {"script", "backward", "propagated"} else first.module_class)
     moment = say.MOMENTS[_moment_code(at)].format(step=first.step, source=first.source).rstrip(",")
     if first.only:
@@ -80,17 +80,8 @@ def _head_of(at: View) -> str:
         moment=moment,
         size=far.strip(" ()"),
         times="" if first.scale is None else f"{first.scale:.6g}",
-        place=_between_words(at) if at.explained_reason == "own_code" else "",
+        place=told("between", after=after, before=before, module=cause.module) if cause.reason == "own_code" else "",
     )
-
-
-def _between_words(at: View) -> str:
-    """Words on where the code that differs stands in `cause.module`: between two modules, or two calls of one."""
-    cause = at.cause
-    if cause.after and cause.after == cause.before:
-        call = at.site.call
-        return told("between-calls", one=call - 1, two=call, after=cause.after, module=cause.module)
-    return told("between", after=cause.after, before=cause.before, module=cause.module)
 
 
 def _moment_code(at: View) -> str:
@@ -103,7 +94,7 @@ def _moment_code(at: View) -> str:
     if site.kind not in _STATES:
         return "begins" if site.phase is Phase.START else ""
     if at.explained_reason == "initial":
-        return "late" if is_recorded_late(at) or not at.is_first_step else "untrained"
+        return "late" if at.first.step else "untrained"
     if site.path == GIVEN:
         return "given"
     if site.phase is Phase.OPTIMIZER and not site.call:
@@ -120,26 +111,13 @@ def lines_before(at: View) -> tuple[str, ...]:
     if at.steps_before:
         how = " within tolerance" if at.tolerated else " in what was selected" if at.narrowed else " entirely"
         clauses.append(told("steps-before", how=how, steps=at.steps_before))
-    states = at.agreeing_before
+    settings = of_kinds(at.step.alignment.kind, SETTING_KINDS)
+    states = Counter(at.step.state[(at.table.order_of < at.first.sequence) & ~settings].tolist())
     if states[EQUAL] or states[WITHIN]:
-        every = count(sum(states.values()), "record")
+        every = count(sum(states.values()) - states[ABSENT], "record")
         numbers = {"equal": states[EQUAL], "within": states[WITHIN], "unseen": states[NOT_SEEN]}
         clauses.append(told("records-before", all=every, step=at.first.step, **numbers))
     return tuple(clauses)
-
-
-def _count_lines(at: View) -> Iterator[str]:
-    """Lines that count what differs, by the reason; most reasons have none.
-
-    For `gradient`, the gradients; for `initial` and `outside` (unless one run alone has the record), the tensors at the
-    start.
-    """
-    if at.explained_reason == "gradient":
-        differ, recorded = at.gradients
-        yield told("gradients", differ=differ, all=recorded)
-    if at.explained_reason in {"initial", "outside"} and not at.first.only:
-        differ, states = at.initial
-        yield told("tensors", differ=differ, all=len(states), equal=states.count(EQUAL))
 
 
 def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:
@@ -155,7 +133,9 @@ def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:
     clauses += [
         f"{state.value.capitalize()}: {words}." for state in states if (words := evidence_words(story.evidence, state))
     ]
-    clauses += _count_lines(at)
+    if at.explained_reason in {"gradient", "initial", "outside"} and not at.first.only:
+        differ, every = at.alike
+        clauses.append(told("alike", kinds=at.site.kind.several, differ=differ, all=every))
     further = [*find_call_counts(at)]
     if at.cause.reason != "rng":
         further += find_one_sided_draw(at)

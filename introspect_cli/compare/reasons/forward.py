@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing
+from introspect_cli.compare.measure import WHOLE, moments, straight_line
 from introspect_cli.compare.names import THEN
-from introspect_cli.compare.reasons.base import cause, evidence_of
+from introspect_cli.compare.reasons.base import cause, evidence_of, is_fed
 from introspect_cli.compare.reasons.draws import side_that_draws
 from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, finds, found, often, same_values
 from introspect_cli.compare.settings.differences import unequal
@@ -36,82 +37,47 @@ if TYPE_CHECKING:
 # --- when a module's call, or what runs between the modules inside it, is where the runs part
 
 
-def module_cause(step: Step, position: int) -> Cause | None:
-    """Cause `module` of an output, or `own_code` if submodules ran in the call.
+def call_cause(step: Step, position: int) -> Cause | None:
+    """Cause of an output or input of a module, or of parameters given to one, by the call around it.
 
-    None where something that goes into the call differs.
+    Around an output that is its own module's call; the cause is `own_code` if submodules ran in it, else `module`.
+    Around an input it is the call that gives it, whose own code computes something else: `own_code`; `script` where no
+    call is around it. None where something that goes into that call differs: an input of it, a record inside the module
+    from its start on, a tensor of the module, or a random state at the start of the step; without a call, where
+    anything differs before it.
     """
-    site, order = step.sites[position], step.order_at(position)
-    start = _start_if_fed_equally(step, site, order)
-    if start is None:
-        return None
-    after = last_child(step, site.fqn, start, order) if start >= 0 else ""
-    if not after:
-        return cause("module", *evidence_of("module", step, position))
-    evidence = rests_on(step, Place(site, order, start=start), RESTS_ON["own_code"])
-    return cause("own_code", *evidence, module=site.fqn, after=after)
-
-
-def input_cause(step: Step, position: int) -> Cause | None:
-    """Cause `own_code` of an input of a submodule, or of parameters given to it; `script` where no call is around it.
-
-    `own_code` is that a module's code before its next submodule computes something else. None where something that goes
-    into the call around it differs, or, without a call, where anything differs before it.
-    """
-    site, order = step.sites[position], step.order_at(position)
+    site, order, of_itself = step.sites[position], step.order_at(position), step.sites[position].kind is Kind.OUTPUT
     if site.kind is Kind.PARAM and site.path != GIVEN:
         return None
-    # The module that is given a parameter is not under way yet, and the one around it has made that.
     running = step.calls.around(site.fqn, order)
-    if running is not None:
-        parent, start, call = running
-        if _call_is_fed(step, site.phase, parent, call, start, order - 0.25):
+    if of_itself:
+        begun = step.sequence_of(step.of_call(site.phase, Kind.INPUT, site.fqn, site.call))
+        running = None if begun is None else (site.fqn, begun, site.call)
+    if running is None:
+        if step.anything_before(order):
             return None
-        after = last_child(step, parent, start, order)
-        place = Place(Site(site.phase, Kind.INPUT, parent, call), order, of=parent, start=start if after else -1.0)
-        evidence = rests_on(step, place, RESTS_ON["own_code"])
-        return cause("own_code", *evidence, module=parent, after=after, before=site.fqn)
-    if step.anything_before(order):
+        return cause("module", *evidence_of("module", step, position)) if of_itself else _script_cause(step, position)
+    fqn, start, call = running
+    # The module that is given a parameter is not under way yet, and the one around it has made that.
+    before = order if of_itself else order - 0.25
+    fed = step.differs(site.phase, Kind.INPUT, fqn, call) or step.differs_inside(fqn, start, before)
+    if fed or step.tensors_differ(fqn, before) or step.rng_differs():
         return None
+    after = last_child(step, fqn, start, order)
+    if of_itself and not after:
+        return cause("module", *evidence_of("module", step, position))
+    place = Place(Site(site.phase, Kind.INPUT, fqn, call), order, "" if of_itself else fqn, start if after else -1.0)
+    evidence = rests_on(step, place, RESTS_ON["own_code"])
+    return cause("own_code", *evidence, module=fqn, after=after, before="" if of_itself else site.fqn)
+
+
+def _script_cause(step: Step, position: int) -> Cause:
+    """Cause `script`, with what is known of the model's outputs before."""
     evidence = evidence_of("script", step, position)
     if step.comparison.leaves_modules_out:
         return cause("script", *evidence, LEFT_OUT)
-    known = (output for output in outputs(step, Place(site, order)) if output.known in {Known.EQUAL, Known.WITHIN})
-    return cause("script", *evidence, *known)
-
-
-def _start_if_fed_equally(step: Step, site: Site, order: float) -> float | None:
-    """Sequence number at which the call of a site began; None where something that goes into the call differs.
-
-    -1.0 where no input is on record and nothing differs before `order`, the sequence number of the divergence.
-    """
-    inputs = step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
-    start = step.sequence_of(inputs) if inputs else None
-    if start is None:
-        return None if step.anything_before(order) else -1.0
-    return None if _call_is_fed(step, site.phase, site.fqn, site.call, start, order) else start
-
-
-def _call_is_fed(step: Step, phase: Phase, fqn: str, call: int, start: float, order: float) -> bool:
-    """Whether something that goes into a call differs before `order`.
-
-    That is an input of the call, a record inside the module from `start` on, a tensor of the module, or a random state
-    at the start of the step.
-
-    Args:
-        step: the step.
-        phase: of the call.
-        fqn: of the module.
-        call: number of the call in the step.
-        start: sequence number at which the call began.
-        order: sequence number up to which it counts.
-    """
-    return (
-        step.differs(phase, Kind.INPUT, fqn, call)
-        or step.differs_inside(fqn, start, order)
-        or step.tensors_differ(fqn, order)
-        or step.rng_differs()
-    )
+    before = outputs(step, Place(step.sites[position], step.order_at(position)))
+    return cause("script", *evidence, *(fact for fact in before if fact.known in {Known.EQUAL, Known.WITHIN}))
 
 
 def last_child(step: Step, fqn: str, low: float, high: float) -> str:
@@ -132,10 +98,10 @@ def last_child(step: Step, fqn: str, low: float, high: float) -> str:
 
 
 @finds("module", "own_code")
-def find_class(at: View) -> Iterator[Finding]:
-    """Finding where the module to blame has another class in b."""
-    if classes := at.classes_of(at.module):
-        yield found("class", module=at.module, a=classes[0], b=classes[1])
+def find_class(at: View, name: str = "") -> Iterator[Finding]:
+    """Finding where module `name`, or without one the module to blame, has another class in b."""
+    if classes := at.classes_of(name or at.module):
+        yield found("class", module=name or at.module, a=classes[0], b=classes[1])
 
 
 @finds("module", "own_code", "gradient", "loss", "buffer", "gap")
@@ -152,23 +118,18 @@ def find_attributes(at: View) -> Iterator[Finding]:
     elif at.cause.reason == "gradient":
         yield from find_attributes_of(at, at.parameter_user)
     elif at.cause.reason != "gap" or at.cause.instead == "module":
-        own = list(find_attributes_of(at, at.module, of=""))
+        own = list(find_attributes_of(at, at.module))
         yield from own or (each for name in at.unseen_inside for each in find_attributes_of(at, name))
 
 
-def find_attributes_of(at: View, name: str, of: str | None = None) -> Iterator[Finding]:
+def find_attributes_of(at: View, name: str) -> Iterator[Finding]:
     """Findings on attributes of module `name` that differ (`eps 1e-05 -> 0.001`), or that one run alone has.
 
-    `training` is worded as the modes `train` and `eval`.
-
-    Args:
-        at: the divergence.
-        name: FQN of the module.
-        of: the module that the text names; "" for none, None for `name`.
+    `training` is worded as the modes `train` and `eval`. The module is named unless it is the one to blame.
     """
     modes = {"True": "train", "False": "eval"}
     for key, a, b in at.attributes(name):
-        fields = {"name": key, "of": name if of is None else of}
+        fields = {"name": key, "of": "" if name == at.module else name}
         if key == "training":
             one, two = (THEN.join(modes.get(mode, "?") for mode in (text or "").split(THEN)) for text in (a, b))
             yield found("mode", a=one, b=two, of=fields["of"])
@@ -181,7 +142,7 @@ def find_attributes_of(at: View, name: str, of: str | None = None) -> Iterator[F
 @finds("module")
 def find_dtypes(at: View) -> Iterator[Finding]:
     """Finding where the record has another dtype in b."""
-    if at.dtypes is not None:
+    if at.dtypes:
         yield found("dtype", a=at.dtypes[0], b=at.dtypes[1])
 
 
@@ -221,50 +182,41 @@ def left_in_module(at: View) -> Iterator[str]:
 
 @finds("op")
 def find_arguments(at: View) -> Iterator[Finding]:
-    """Findings on the first `_MOST` arguments of the operator that differ, as settings note them for its first call."""
+    """Findings on the first 3 arguments of the operator that differ, as settings note them for its first call."""
     site = at.site
     key = f"{site.phase.value} {site.fqn} {site.call} {site.path.partition('[')[0]}"
     a, b = (settings.document("operators").get(key) for settings in at.documents)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        for name, one, two in list(unequal(a, b))[:_MOST]:
-            yield found(
-                "argument",
-                name=name,
-                a=LEFT_OUT_ARGUMENT if name not in a else one,
-                b=two if name in b else LEFT_OUT_ARGUMENT,
-            )
-
-
-_MOST = 3
+        for name, one, two in list(unequal(a, b))[:3]:
+            values = {"a": one if name in a else LEFT_OUT_ARGUMENT, "b": two if name in b else LEFT_OUT_ARGUMENT}
+            yield found("argument", name=name, **values)
 
 
 # --- batches
 
 
-def batch_is_fed(step: Step, position: int) -> bool:
-    """Whether something that goes into a batch differs: a random state, or, in the step before, one or its loader."""
+def batch_cause(step: Step, position: int) -> Cause | None:
+    """Cause `batch`; None where a random state differs, or, in the step before, one or what its loader gave."""
     site = step.sites[position]
     loaded = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
     before = np.concatenate([loaded, step.of(Kind.RNG, frozenset(Phase))])
-    return step.rng_differs() or step.differed_before(before)
-
-
-@finds("batch", "script")
-def find_repetition(at: View) -> Iterator[Finding]:
-    """Finding where one run alone has the value again that it had the last time."""
-    had = {side: at.step.last(at.union, side) for side in "ab"}
-    again = [
-        side for side, last in had.items() if last and last[0].checksum[last[1]] == at.table.checksum(at.union, side)
-    ]
-    if len(again) == 1:
-        yield found("repeated", side=again[0])
+    fed = step.rng_differs() or step.differed_before(before)
+    return None if fed else cause("batch", *evidence_of("batch", step, position))
 
 
 @finds("batch")
 def find_shuffled_batch(at: View) -> Iterator[Finding]:
     """Finding where the batch has the same values in another order."""
-    if same_values(at.first) and at.dtypes is None and not at.reshaped:
+    if same_values(at.first):
         yield found("shuffled")
+
+
+@finds("batch", "script")
+def find_normalisation(at: View) -> Iterator[Finding]:
+    """Finding where the statistics of a batch or input of floats are those of a straight line through the other's."""
+    a, b = at.first.a, at.first.b
+    if a and b and a.layout.dtype.startswith(WHOLE) and (line := straight_line(moments(a), moments(b))):
+        yield found("normalised", line=f"{line[0]:.4g} a {'-' if line[1] < 0 else '+'} {abs(line[1]):.4g}")
 
 
 def left_in_batch(at: View) -> Iterator[str]:
@@ -274,12 +226,8 @@ def left_in_batch(at: View) -> Iterator[str]:
     """
     unions = at.step.of(Kind.BATCH, frozenset({at.site.phase}), at.site.fqn)
     rest = unions[(at.step.alignment.call[unions] == at.site.call) & (unions != at.union)]
-    if at.reshaped:
-        yield "batch-size"
-    elif at.dtypes is not None:
-        yield "conversion"
-    else:
-        yield "this-part" if at.step.known(rest) is Known.EQUAL else "samples"
+    of_values = "this-part" if at.step.known(rest) is Known.EQUAL else "samples"
+    yield "batch-size" if at.reshaped else "conversion" if at.dtypes else of_values
 
 
 # --- what the script gives to a model
@@ -289,10 +237,10 @@ def left_in_batch(at: View) -> Iterator[str]:
 def find_call_counts(at: View) -> Iterator[Finding]:
     """Finding where a module runs a different number of times in b's step.
 
-    Nothing for reason `structure`, nor where equal shapes diverge in a call of that module that both runs make: there
-    the number of calls follows, as with a solver that takes more steps for other values.
+    Nothing where equal shapes diverge in a call of that module that both runs make: there the number of calls follows,
+    as with a solver that takes more steps for other values.
     """
-    if at.calls and at.cause.reason != "structure":
+    if at.calls:
         name, one, two = at.calls
         if f"{at.site.fqn}.".startswith(f"{name}.") and at.site.call < min(one, two) and not at.reshaped:
             return
@@ -317,18 +265,6 @@ def left_in_script(at: View) -> Iterator[str]:
 
 
 # --- the loss, values, files
-
-
-_UPSTREAM = frozenset({Phase.DATA, Phase.FORWARD, Phase.EVAL})
-
-
-def loss_is_fed(step: Step, position: int) -> bool:
-    """Whether something that goes into a loss differs: data, forward pass, evaluation, a random state, a parameter.
-
-    Gradients recorded before it do not count.
-    """
-    before = step.differs_before(step.order_at(position), _UPSTREAM)
-    return before or step.rng_differs() or bool(step.begins.names)
 
 
 @finds("loss")
@@ -372,17 +308,8 @@ def left_in_loss(at: View) -> Iterator[str]:
 def plain_cause(step: Step, position: int) -> Cause | None:
     """Cause `plain` of a loss or gradient where no module is called; None where anything differs before it."""
     site, order = step.sites[position], step.order_at(position)
-    if not step.has_no_modules or step.rng_differs() or step.anything_before(order):
+    if not step.has_no_modules or is_fed(step, position):
         return None
     losses = (loss,) if site.kind is Kind.GRAD else ()
     data = (batches,) if step.of(Kind.BATCH, frozenset({Phase.DATA})).size else ()
     return cause("plain", *rests_on(step, Place(site, order), (*losses, trained, *data, random_at_start)))
-
-
-def product_is_fed(step: Step, position: int) -> bool:
-    """Whether anything but saved files differs.
-
-    Another record of the step, or a random state.
-    """
-    del position
-    return step.rng_differs() or any(site.kind is not Kind.PRODUCT for site in step.sites)

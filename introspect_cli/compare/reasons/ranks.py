@@ -12,13 +12,12 @@ import numpy as np
 
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import finds, found, told
+from introspect_cli.compare.table import OTHER
 from introspect_cli.records import Joined, Kind, Site, Status, Summary
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterator, Sequence
 
     from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.reasons.view import View
@@ -35,16 +34,12 @@ def reduction_factor(at: View) -> str:
     upwards or downwards, to a relative `_CLOSE`. "" also for one rank, or where several are compared and not all have
     that factor.
     """
-    scale, runs = at.first.scale, at.runs
-    if not scale or scale < 0 or not _is_on_all_ranks(at):
-        return ""
-    factor = scale if scale > 1 else 1 / scale
-    whole = round(factor)
-    if whole < 2 or abs(factor / whole - 1) > _CLOSE:
-        return ""
-    groups = [manifest.get("data_parallel") for run in runs for manifest in run.manifests.values()]
-    sizes = {len(group) for group in groups if isinstance(group, list)}
-    return "world" if whole in {run.world_size for run in runs} else "group" if whole in sizes else ""
+    scale, groups = at.first.scale, [each.get("data_parallel") for run in at.runs for each in run.manifests.values()]
+    factor = max(scale, 1 / scale) if scale and scale > 0 and _is_on_all_ranks(at) else 0.0
+    sizes = {len(group): "group" for group in groups if isinstance(group, list)}
+    sizes |= {run.world_size: "world" for run in at.runs}
+    is_whole = round(factor) >= 2 and abs(factor / round(factor) - 1) <= _CLOSE
+    return sizes.get(round(factor), "") if is_whole else ""
 
 
 def ranks_words(at: View) -> str:
@@ -62,8 +57,8 @@ def _is_on_all_ranks(at: View) -> bool:
 
     True for one rank.
     """
-    alike = [peer.scale for peer in at.peers if (peer.step, peer.site) == (at.first.step, at.first.site)]
-    return len(alike) == at.ranks and len({scale and f"{scale:.4g}" for scale in alike}) == 1
+    alike = {(peer.step, peer.site, peer.scale and f"{peer.scale:.4g}") for peer in at.peers}
+    return len(at.peers) == at.ranks and len(alike) == 1
 
 
 # --- copies of one tensor on the ranks of a run that are not equal
@@ -85,27 +80,24 @@ def find_unequal_copies(at: View) -> Iterator[Finding]:
     Of a gradient also that it is not reduced. Ranks compared one by one have to hold all of it.
     """
     first, side = at.first, side_with_copies(at.first)
-    if first.site.kind not in _COPIED:
+    both = {each: summary for each, summary in (("a", first.a), ("b", first.b)) if summary is not None}
+    if first.site.kind not in _COPIED or (not side and (at.ranks < 2 or len(both) < 2)):
         return
-    if side:
-        held = _copies_by_rank(at, side, first.site)
-        summary = first.a if side == "a" else first.b
-        yield found("copies", side=side, text="" if summary is None else summary.text)
-    elif at.ranks > 1 and first.a is not None and first.b is not None:
-        copies = {name: _copies_by_rank(at, name, first.site) for name in "ab"}
-        equal = {name: len({copy.checksum for copy in held.values()}) == 1 for name, held in copies.items()}
-        if not all(len(held) == at.ranks for held in copies.values()) or equal["a"] == equal["b"]:
+    text = both[side].text if side else ""
+    if not side:
+        held = {each: _copies_by_rank(at, each, first.site) for each in both}
+        apart = [each for each, copies in held.items() if len({copy.checksum for copy in copies.values()}) > 1]
+        if len(apart) != 1 or any(len(copies) != at.ranks for copies in held.values()):
             return
-        side = "b" if equal["a"] else "a"
-        held, base = copies[side], min(copies[side])
-        others = [rank for rank, copy in held.items() if copy.checksum != held[base].checksum]
-        yield found("copies", side=side, text=f"{rank_list(others)} / rank {base}")
-    else:
-        return
+        side = apart[0]
+        base = min(held[side])
+        others = [rank for rank, copy in held[side].items() if copy.checksum != held[side][base].checksum]
+        text = f"{rank_list(others)} / rank {base}"
+    yield found("copies", side=side, text=text)
     if first.site.kind is Kind.GRAD:
-        summary = first.a if side == "b" else first.b
-        wanted = np.array(summary.sketch if summary is not None else (), np.float64)
-        yield from _find_missing_reduction(held, wanted, side)
+        sketches = [copy.sketch for copy in _copies_by_rank(at, side, first.site).values()]
+        proved = OTHER[side] in both and _add_up_to(sketches, both[OTHER[side]].sketch)
+        yield found("not-reduced-proved" if proved else "not-reduced", side=side)
 
 
 def _copies_by_rank(at: View, name: str, site: Site) -> dict[int, Summary]:
@@ -131,29 +123,18 @@ def _copies_by_rank(at: View, name: str, site: Site) -> dict[int, Summary]:
     return copies
 
 
-def _find_missing_reduction(copies: dict[int, Summary], wanted: NDArray[np.float64], side: str) -> Iterator[Finding]:
-    """Finding that a gradient was not reduced over ranks.
+def _add_up_to(copies: Sequence[Sequence[float]], wanted: Sequence[float]) -> bool:
+    """Whether gradients that are apart add up to, or average to, the other run's: by sketches, False without any.
 
-    Proved if the copies' mean or sum is the other run's gradient.
-
-    Proved needs copies that differ by over `_APART`, and an agreement to `_CLOSE`, both relative.
-
-    Args:
-        copies: by rank, of the run whose copies differ.
-        wanted: sketch of the other run's gradient (16,); empty where there is none.
-        side: the run whose copies differ.
+    They are apart by over `_APART` of their mean, and agree to `_CLOSE`, both relative.
     """
-    sketches = {rank: np.array(copy.sketch, np.float64) for rank, copy in copies.items() if copy.sketch}
-    known = len(sketches) == len(copies) > 1 and wanted.size and np.linalg.norm(wanted) > 0
-    middle = np.mean(list(sketches.values()), axis=0) if known else wanted
-
-    def distance(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
-        """Distance of two sketches, over the norm of the second."""
-        return float(np.linalg.norm(one - two) / np.linalg.norm(two))
-
-    apart = known and max(distance(copy, middle) for copy in sketches.values()) > _APART
-    proved = apart and any(distance(total, wanted) <= _CLOSE for total in (middle, middle * len(sketches)))
-    yield found("not-reduced-proved" if proved else "not-reduced", side=side)
+    if len(copies) < 2 or not wanted or not all(copies):
+        return False
+    held, one = np.array(copies, np.float64), np.array(wanted, np.float64)
+    mean = held.mean(axis=0)
+    apart = np.linalg.norm(held - mean, axis=1).max() > _APART * np.linalg.norm(mean)
+    far = min(np.linalg.norm(total - one) for total in (mean, mean * len(held)))
+    return bool(apart and far <= _CLOSE * np.linalg.norm(one))
 
 
 # --- collectives
@@ -173,11 +154,8 @@ def find_collective(at: View) -> Iterator[Finding]:
 def parts_cause(step: Step, position: int) -> Cause | None:
     """Cause `parts` where a run's ranks lack elements of a tensor or hold some twice; None otherwise."""
     rows = int(step.divergences.row_a[position]), int(step.divergences.row_b[position])
-    batches = step.table.a, step.table.b
-    incomplete = [
-        row >= 0 and batch.how is not None and batch.how[row] == Joined.INCOMPLETE
-        for batch, row in zip(batches, rows, strict=True)
-    ]
+    batches = zip((step.table.a.how, step.table.b.how), rows, strict=True)
+    incomplete = [row >= 0 and how is not None and how[row] == Joined.INCOMPLETE for how, row in batches]
     return cause("parts") if any(incomplete) else None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from introspect_cli.compare.evidence import Cause, Known, with_state
 from introspect_cli.compare.reasons import back, draws, forward, ranks, split, start, structure, update
-from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
+from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason, cause
 from introspect_cli.compare.result import Role
 from introspect_cli.records import Kind, Phase
 
@@ -71,7 +71,6 @@ ROWS: Final = (
         "product",
         "A file that the script saves, or a copy that it keeps, differs although what it is computed from is equal.",
         frozenset({Kind.PRODUCT}),
-        is_fed=forward.product_is_fed,
         left=("saving",),
         names="ema|average|swa|momentum|decay|save|checkpoint|half|precision",
     ),
@@ -95,7 +94,7 @@ ROWS: Final = (
         "The code between the data loader and the model gives the model another input, or `functional_call` other "
         "parameters to run with.",
         frozenset({Kind.INPUT, Kind.PARAM}),
-        applies=forward.input_cause,
+        applies=forward.call_cause,
         left=forward.left_in_script,
     ),
     Reason(
@@ -109,7 +108,7 @@ ROWS: Final = (
         "A module whose inputs, parameters and buffers are equal computes a different output: the cause is its code, "
         "its options, its mode, or the kernel that ran.",
         frozenset({Kind.OUTPUT}),
-        applies=forward.module_cause,
+        applies=forward.call_cause,
         left=forward.left_in_module,
         weights=KERNEL_WEIGHTS,
         names="drop|eps|bias|act|attn|sdpa|flash|dtype|amp|[bf]p?16|compile|determin|thread|tf32",
@@ -118,7 +117,7 @@ ROWS: Final = (
         "own_code",
         "A module's own forward code, between the modules inside it or after them, computes something else.",
         frozenset({Kind.INPUT, Kind.PARAM}),
-        applies=forward.input_cause,
+        applies=forward.call_cause,
         left=("forward-code",),
         weights={"runtime": 0.7},
         names="_sdp$",  # back ends of attention draw dropout in different ways
@@ -141,7 +140,7 @@ ROWS: Final = (
         "batch",
         "The data loader gave another batch.",
         frozenset({Kind.BATCH}),
-        is_fed=forward.batch_is_fed,
+        applies=forward.batch_cause,
         left=forward.left_in_batch,
         weights={"command": 0.9, "seeds": 0.95},
         names="seed|worker|batch|shuffle|data|block|seq|sampler|augment",
@@ -158,7 +157,7 @@ ROWS: Final = (
         "by_hand",
         "A parameter changed within a step, and not by an optimizer: in the forward pass, or without a gradient.",
         frozenset({Kind.PARAM}),
-        is_fed=update.by_hand_is_fed,
+        applies=update.by_hand_cause,
         left=("by-hand",),
     ),
     Reason(
@@ -184,7 +183,7 @@ ROWS: Final = (
         "loss",
         "The loss differs although the model's outputs are equal: the loss code, or the targets.",
         frozenset({Kind.LOSS}),
-        is_fed=forward.loss_is_fed,
+        upstream=frozenset({Phase.DATA, Phase.FORWARD, Phase.EVAL}),
         left=forward.left_in_loss,
         weights={"scalers": 0.96},
         names="loss|smooth|reduc|label|ignore|pad|accum|scale",
@@ -218,12 +217,12 @@ ROWS: Final = (
     Reason(
         "resumed",
         "A run that continues from a checkpoint began with values that the checkpoint did not restore.",
-        applies=start.resumed_cause,
+        applies=lambda step, _: cause("resumed", role=Role.PROPAGATED) if step.begins.resumed else None,
     ),
     Reason(
         "propagated",
         "Something that went into this record differs already. The cause lies further up.",
-        applies=start.propagated_cause,
+        applies=lambda *_: cause("propagated", role=Role.PROPAGATED),
         left=("elsewhere",),
     ),
 )
@@ -252,7 +251,7 @@ def judge(step: Step, position: int) -> Cause:
         position: index of the divergence in `step.sites`.
     """
     if step.begins.diverged and not step.is_one_sided(position) and step.sites[position].kind not in _OUTSIDE:
-        return Cause(Role.PROPAGATED, "propagated")
+        return cause("propagated", role=Role.PROPAGATED)
     gap: Cause | None = None
     site = step.sites[position]
     for reason in ROWS:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.ledger import At
+from introspect_cli.compare.measure import Records
 from introspect_cli.compare.names import FORWARD
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step import RESTS_ON, Place, rests_on
 from introspect_cli.compare.table import OTHER, columns, kind_code
-from introspect_cli.compare.wholes import Microbatch, Microbatches, microbatches
+from introspect_cli.compare.wholes import Microbatch, microbatches
 from introspect_cli.derived import scale_between
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
 
@@ -36,42 +37,36 @@ if TYPE_CHECKING:
 _CLOSE, _EXACT = 1e-3, 1e-4
 _ROUND = 1e-5
 """How near to a number of two digits a norm is that clipping left."""
-NORMS = re.compile(r"BatchNorm")
-DRAWS = re.compile(r"Dropout|RReLU")
+_DEPENDS_ON_PARTS = re.compile(r"BatchNorm|Dropout|RReLU")
 
 
 class Cut(NamedTuple):
     """The microbatches of a run's step.
 
     Attributes:
-        of_ranks: microbatches of the step, of each rank.
-        as_a_rule: those of most steps.
+        every: those of all ranks.
+        number: how many the first rank has; where not recorded, the usual number of the run.
         ranks: how many ranks are read.
     """
 
-    side: str
-    of_ranks: list[list[Microbatch]]
-    as_a_rule: Microbatches
+    every: list[Microbatch]
+    number: int
     ranks: int
 
-    @property
-    def number(self) -> int:
-        """Number of microbatches of the step on the first rank; where not recorded, the usual number of the run."""
-        return len(self.of_ranks[0]) or self.as_a_rule.usual
 
-
-def cuts_of(step: Step) -> tuple[Cut, Cut]:
+def cuts_of(step: Step) -> list[Cut]:
     """The microbatches of a and of b in this step; asserts that `comparison.splits` is set."""
-    comparison, splits, table = step.comparison, step.comparison.splits, step.table
+    comparison, splits, table, cuts = step.comparison, step.comparison.splits, step.table, list[Cut]()
     assert splits is not None
-    one, two = (
-        Cut(side, microbatches(reader, root, number), rule, reader.rank_count)
-        for side, reader, root, number, rule in (
-            ("a", comparison.a, _name_in_a(step, splits.root), table.step, splits.a),
-            ("b", comparison.b, splits.root, table.step_b, splits.b),
-        )
-    )
-    return one, two
+    change = comparison.rename or str
+    root = next((name for name in dict.fromkeys(comparison.a.sites.fqn) if change(name) == splits.root), splits.root)
+    for reader, name, number, rule in (
+        (comparison.a, root, table.step, splits.a),
+        (comparison.b, splits.root, table.step_b, splits.b),
+    ):
+        of_ranks = microbatches(reader, name, number)
+        cuts.append(Cut([*chain.from_iterable(of_ranks)], len(of_ranks[0]) or rule.usual, reader.rank_count))
+    return cuts
 
 
 def split_cause(step: Step, position: int) -> Cause | None:
@@ -106,36 +101,28 @@ def split_finding(step: Step, position: int) -> Finding | None:
     splits, site = step.comparison.splits, step.sites[position]
     if splits is None or step.is_one_sided(position) or site.evaluates:
         return None
-    if site.phase is Phase.FORWARD and site.kind in (Kind.INPUT, Kind.OUTPUT):
-        finding = _batch_dependence_finding(step, position)
-        if finding is not None:
-            return finding
+    if site.phase is Phase.FORWARD and site.kind in (Kind.INPUT, Kind.OUTPUT) and _depends_on_parts(step, site):
+        return found("split-parts")
     if not (splits.differ or (site.kind is Kind.LOSS and step.comparison.a.rank_count != step.comparison.b.rank_count)):
         return None
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
         return _gradient_finding(step)
     layout = step.comparison.a.layouts[int(step.table.a.layout[int(step.divergences.row_a[position])])]
     if site.kind is Kind.LOSS or (site.kind is Kind.OUTPUT and not layout.shape):
-        return _loss_finding(step, position)
+        return _loss_finding(step, site)
     return None
 
 
-def _batch_dependence_finding(step: Step, position: int) -> Finding | None:
-    """Finding where a module's value depends on how a batch is cut: batch statistics, or random numbers drawn.
+def _depends_on_parts(step: Step, site: Site) -> bool:
+    """Whether a module's value depends on how a batch is cut: batch statistics, or random numbers drawn.
 
-    Of an input, only numbers drawn before the module is called count. None where neither is known of the module, or
-    neither run has it in its module tree.
+    Of an input, only numbers drawn before the module is called count.
     """
-    site = step.sites[position]
     drew = [step.alignment.path[union] for union in step.of(Kind.RNG, FORWARD, site.fqn).tolist()]
     if site.kind is Kind.INPUT:
-        return found("split-draws") if any(path.endswith(DRAWN_BEFORE) for path in drew) else None
+        return any(path.endswith(DRAWN_BEFORE) for path in drew)
     module = step.modules[0].get(site.fqn) or step.modules[1].get(site.fqn)
-    if module is None:
-        return None
-    if NORMS.search(module.module_class):
-        return found("split-statistics")
-    return found("split-draws") if DRAWS.search(module.module_class) or drew else None
+    return module is not None and bool(drew or _DEPENDS_ON_PARTS.search(module.module_class))
 
 
 def _gradient_finding(step: Step) -> Finding | None:
@@ -146,69 +133,72 @@ def _gradient_finding(step: Step) -> Finding | None:
     """
     a, b = cuts_of(step)
     factor = _common_factor(step)
-    if factor is None and (clipped := _clipping_finding(step)):
-        return clipped
-    if factor is not None:
-        inside = step.learned.backward_ratio
-        # A factor that only comes after the backward pass is no loss's.
-        times = factor if inside is None else inside / (b.ranks / a.ranks)
-        for side, number in (("b", b.number), ("a", 1 / a.number), ("", b.number / a.number)):
-            if number != 1 and is_near(times, number) and (is_near(times, factor) or (times > 1) == (factor > 1)):
-                by = (a if side == "a" else b).number
-                return found("split-summed", times=f"{times:.4g}", side=side or "a, b", number=by)
+    if factor is None:
+        return _clipping_finding(step, "b" if b.number > a.number else "a")
+    inside = step.learned.backward_ratio
+    # A factor that only comes after the backward pass is no loss's.
+    times = factor if inside is None else inside / (b.ranks / a.ranks)
+    for side, wanted, by in (("b", b.number, b), ("a", 1 / a.number, a), ("a, b", b.number / a.number, b)):
+        if wanted != 1 and is_near(times, wanted) and (is_near(times, factor) or (times > 1) == (factor > 1)):
+            return found("split-summed", times=f"{times:.4g}", side=side, number=by.number)
     return None
 
 
-def _clipping_finding(step: Step) -> Finding | None:
+def _clipping_finding(step: Step, more: str) -> Finding | None:
     """Finding where clipping left a norm of two digits (1.0, 0.25).
 
     None where neither run has one, or both differ in it.
 
-    The norm is that of all gradients of the step, to a relative `_ROUND`.
+    The norm is that of all gradients of the step's first calls, to a relative `_ROUND`.
+
+    Args:
+        step: the step.
+        more: the run with more microbatches, which is to blame where both have that norm.
     """
-    norms = _gradient_norm(step, "a"), _gradient_norm(step, "b")
+    norms = []
+    for half, layouts in zip(step.table.halves, step.table.layouts, strict=True):
+        of_grad = step.alignment.kind[half.sites] == kind_code(Kind.GRAD)
+        rows = np.flatnonzero(of_grad & (step.alignment.call[half.sites] == 0))
+        norms.append(float(np.linalg.norm(Records(half.batch, rows, layouts).norms)))
     written = [norm > 0 and abs(float(f"{norm:.2g}") / norm - 1) < _ROUND for norm in norms]
     if not any(written) or (all(written) and not is_near(*norms)):
         return None
-    a, b = cuts_of(step)
-    more = "b" if b.as_a_rule.number > a.as_a_rule.number else "a"
-    side = more if all(written) else "b" if written[1] else "a"
+    side = more if all(written) else "ab"[written.index(True)]
     return found("split-clipped", side=side, norm=f"{norms[written.index(True)]:.4g}")
 
 
-def _gradient_norm(step: Step, side: str) -> float:
-    """L2 norm of all gradients of a step's first call together; NaN without statistics."""
-    _, batch, sites, _ = step.table.halves[side == "b"]
-    if "mean" not in batch.floats or "var" not in batch.floats:
-        return float("nan")
-    layouts = step.comparison.layouts[side == "b"]
-    rows = np.flatnonzero((step.alignment.kind[sites] == kind_code(Kind.GRAD)) & (step.alignment.call[sites] == 0))
-    mean, var = (np.asarray(batch.floats[name], np.float64)[rows] for name in ("mean", "var"))
-    elements = layouts.numel[batch.layout[rows]]
-    return float(np.sqrt((elements * (var + mean**2)).sum()))
-
-
-def _loss_finding(step: Step, position: int) -> Finding | None:
+def _loss_finding(step: Step, site: Site) -> Finding | None:
     """Finding where one run's only loss is the mean of the other's, weighted by samples or tokens; None otherwise.
 
     The other run has two losses or more, of unequal numbers. The mean may also be multiplied by the number of losses or
     of microbatches; it counts to a relative `_EXACT`.
     """
-    one, two = _recorded_numbers(step, step.sites[position])
+    one, two = _recorded_numbers(step, site)
     a, b = cuts_of(step)
-    for cut, parts, whole in ((b, two, one), (a, one, two)):
-        number = len(parts)
-        if number < 2 or len(whole) != 1:
-            continue
+    for side, cut, parts, whole in (("b", b, two, one), ("a", a, one, two)):
         for by in ("samples", "tokens"):
-            counts = [getattr(micro, by) for micro in chain.from_iterable(cut.of_ranks)]
-            if len(counts) != number or not all(counts) or len(set(counts)) == 1:
+            counts, number = [getattr(micro, by) for micro in cut.every], len(parts)
+            if number < 2 or len(whole) != 1 or len(counts) != number or not all(counts) or len(set(counts)) == 1:
                 continue
             weighted = float(np.average(parts, weights=counts))
             if any(is_near(weighted * times, whole[0], _EXACT) for times in {1, number, cut.number}):
                 numbers = ", ".join(f"{count:,}" for count in counts)
-                return found("split-uneven", side=cut.side, by=by, counts=numbers, other=OTHER[cut.side])
+                return found("split-uneven", side=side, by=by, counts=numbers, other=OTHER[side])
     return None
+
+
+def _recorded_numbers(step: Step, site: Site) -> list[list[float]]:
+    """Numbers recorded at a site in the step, of all ranks and calls: those of a, those of b."""
+    comparison, steps = step.comparison, (step.table.step, step.table.step_b)
+    return [
+        [
+            np.nan if number.value is None else number.value
+            for rank in reader.readers
+            for number in At(rank, columns(rank.sites, change), at).numbers(site.kind, site.phase)
+            if (number.fqn, number.path) == (site.fqn, site.path)
+        ]
+        for reader, change, at in zip((comparison.a, comparison.b), (comparison.rename, None), steps, strict=True)
+    ]
 
 
 def _common_factor(step: Step) -> float | None:
@@ -217,45 +207,16 @@ def _common_factor(step: Step) -> float | None:
     It is found by the sketches of gradients at the optimizer that differ, of first calls alone; None where there are
     none or a sketch is missing.
     """
-    table, pairs = step.table, []
-    for site, union in zip(step.sites, step.divergences.site.tolist(), strict=True):
-        if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER and not site.call:
-            sketches = table.sketches(union)
-            if sketches is None:
-                return None
-            pairs.append(sketches)
-    if not pairs:
+    of_grad = [site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER and not site.call for site in step.sites]
+    sketches = [step.table.sketches(union) for union in step.divergences.site[np.flatnonzero(of_grad)].tolist()]
+    pairs = [pair for pair in sketches if pair is not None]
+    if not pairs or len(pairs) < len(sketches):
         return None
-    one, two = (np.stack(sketch) for sketch in zip(*pairs, strict=True))
+    one, two = (np.stack(of_run) for of_run in zip(*pairs, strict=True))
     factor, _ = scale_between(one.ravel(), two.ravel())
-    rest = np.linalg.norm(two - factor * one, axis=1)
     sizes = np.linalg.norm(two, axis=1)
-    fits = rest <= _CLOSE * np.maximum(sizes, _CLOSE * sizes.max())
+    fits = np.linalg.norm(two - factor * one, axis=1) <= _CLOSE * np.maximum(sizes, _CLOSE * sizes.max())
     return factor if factor > 0 and bool(fits.all()) else None
-
-
-def _recorded_numbers(step: Step, site: Site) -> tuple[list[float], list[float]]:
-    """Numbers recorded at a site in the step, of all ranks and calls: those of a, those of b."""
-    a, b = step.comparison.a, step.comparison.b
-    names = _name_in_a(step, site.fqn), site.fqn
-    one, two = (
-        [
-            np.nan if number.value is None else number.value
-            for rank in reader.readers
-            for number in At(rank, columns(rank.sites), at).numbers(site.kind, site.phase)
-            if (number.fqn, number.path) == (fqn, site.path)
-        ]
-        for reader, fqn, at in zip((a, b), names, (step.table.step, step.table.step_b), strict=True)
-    )
-    return one, two
-
-
-def _name_in_a(step: Step, fqn: str) -> str:
-    """The name in run a of a module or parameter whose name in b is `fqn`; `fqn` itself if it was not renamed."""
-    change = step.comparison.rename
-    if change is None:
-        return fqn
-    return next((name for name in dict.fromkeys(step.comparison.a.sites.fqn) if change(name) == fqn), fqn)
 
 
 def is_near(one: float, two: float, close: float = _CLOSE) -> bool:

@@ -8,11 +8,10 @@ from introspect_cli.compare.evidence import Cause, Known, Thing
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.forward import find_attributes_of
 from introspect_cli.compare.reasons.structure import subject_of
-from introspect_cli.compare.result import Role, Size
+from introspect_cli.compare.result import Role
 from introspect_cli.compare.say import finds, found, what
 from introspect_cli.compare.settings.beginning import find_filling
 from introspect_cli.compare.step import updates_by_hand
-from introspect_cli.compare.table import EQUAL
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -46,21 +45,13 @@ def start_cause(step: Step, position: int) -> Cause | None:
     return cause("gap", role=Role.PROPAGATED) if step.begins.gap else cause("outside")
 
 
-def is_recorded_late(at: View) -> bool:
-    """Whether the divergence is in the first compared step, and that is not step 0 of a.
-
-    Training began before the recording then.
-    """
-    return at.is_first_step and at.first.step > 0
-
-
 @finds("initial")
 def find_initial_draw(at: View) -> Iterator[Finding]:
     """Findings on what filled a tensor before the first step in another way; of a buffer also its module's attributes.
 
-    Nothing where recording began late, dtype or shape differ, or the distance is rounding.
+    Nothing in a later step than the first, where dtype or shape differ, or the distance is rounding.
     """
-    if not at.is_first_step or is_recorded_late(at) or at.dtypes or at.reshaped or at.first.size is Size.ROUNDING:
+    if at.first.step or at.dtypes or at.reshaped or at.rounding:
         return
     if at.site.kind is Kind.BUFFER:
         yield from find_attributes_of(at, at.site.fqn.rpartition(".")[0])
@@ -70,35 +61,20 @@ def find_initial_draw(at: View) -> Iterator[Finding]:
 def left_in_initial(at: View) -> Iterator[str]:
     """Codes of the remaining causes of an initial value.
 
-    `before-recorded` alone in a later step, `cast` or `sizes` alone where dtype or shape differ. Else steps before a
-    late recording, initialisation, seed, checkpoint and changes by the script; no seed where random states at the start
-    and any other start tensor are equal, where b is a multiple of a, or where only rounding differs.
+    `before-recorded` alone in a later step than the first, `cast` or `sizes` alone where dtype or shape differ. Else
+    initialisation, seed, checkpoint and changes by the script; no seed where random states at the start are equal,
+    where b is a multiple of a, or where only rounding differs.
     """
-    if not at.is_first_step:
+    if at.first.step:
         yield "before-recorded"
-        return
-    if at.dtypes is not None:
-        yield "cast"
-    elif at.reshaped:
-        yield "sizes"
+    elif at.dtypes or at.reshaped:
+        yield "cast" if at.dtypes else "sizes"
     else:
-        if is_recorded_late(at):
-            yield "steps-before"
-        yield "initialisation"
-        others = at.known(Thing.RANDOM_AT_START) is Known.EQUAL and EQUAL in at.initial[1]
-        if at.first.scale is None and not others and at.first.size is not Size.ROUNDING:
-            yield "seed"
-        yield "checkpoint"
+        seeded = at.known(Thing.RANDOM_AT_START) is not Known.EQUAL and at.first.scale is None and not at.rounding
+        yield from ("initialisation", *(["seed"] if seeded else []), "checkpoint")
 
 
 # --- changed between two steps
-
-
-@finds("outside")
-def find_change_between_steps(at: View) -> Iterator[Finding]:
-    """Finding where one run alone has the record."""
-    if at.first.only:
-        yield found("changed-in-one", side=at.first.only, step=f"{at.first.step - (not at.site.call)}")
 
 
 def left_outside(at: View) -> Iterator[str]:
@@ -119,15 +95,6 @@ def left_outside(at: View) -> Iterator[str]:
 # --- where the records do not show the cause, or it lies elsewhere
 
 
-def resumed_cause(step: Step, position: int) -> Cause | None:
-    """Cause `resumed` of any divergence in a step whose run resumed with values that the checkpoint did not restore.
-
-    None for other steps.
-    """
-    del position
-    return cause("resumed", role=Role.PROPAGATED) if step.begins.resumed else None
-
-
 @finds("resumed")
 def find_unrestored(at: View) -> Iterator[Finding]:
     """Finding that names the first 3 tensors with which the resumed run began otherwise.
@@ -138,12 +105,6 @@ def find_unrestored(at: View) -> Iterator[Finding]:
     names = [*sorted(begins.names), *(f"{path} of {fqn}" for fqn, path in sorted(begins.states))]
     if names:
         yield found("not-restored", names=", ".join(names[:3]))
-
-
-def propagated_cause(step: Step, position: int) -> Cause | None:
-    """Cause `propagated` of any divergence."""
-    del step, position
-    return cause("propagated", role=Role.PROPAGATED)
 
 
 @finds("propagated")

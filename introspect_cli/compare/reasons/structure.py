@@ -11,15 +11,17 @@ from introspect_cli.compare.match import tied_to
 from introspect_cli.compare.names import FORWARD, owner_of
 from introspect_cli.compare.outcome import drawn_one_sided_start
 from introspect_cli.compare.reasons.base import cause
+from introspect_cli.compare.reasons.forward import find_call_counts, find_class
 from introspect_cli.compare.reasons.update import find_other_optimizer
 from introspect_cli.compare.result import Role
-from introspect_cli.compare.say import WHOLE_VALUE, finds, found, often
+from introspect_cli.compare.say import WHOLE_VALUE, finds, found, often, some
 from introspect_cli.compare.step import Place, backward
 from introspect_cli.compare.table import OTHER, PHASES, kind_code, phase_code
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.result import Finding
@@ -73,16 +75,18 @@ def find_why_one_sided(at: View) -> Iterator[Finding]:
 # --- why one run alone has it: each of these says so, or nothing where it is something else
 
 
-def _find_other_operator(at: View) -> Iterator[Finding]:
-    """Finding with the line at which one run alone runs an operator."""
-    yield found("other-operators", line=at.first.source, other=at.side_without)
-
-
 def _find_not_optimized(at: View) -> Iterator[Finding]:
     """Finding where optimizers of the run with the record hold the parameter, and those of the other run do not."""
     has, lacks = (at.setup.has(side, at.site.fqn) for side in (at.first.only, at.side_without))
     if has is True and lacks is False:
         yield found("not-in-optimizer", other=at.side_without)
+
+
+def _find_other_optimizer(at: View) -> Iterator[Finding]:
+    """Finding where optimizers of other classes step in b; else where another of them holds the parameter."""
+    one, two = ({name.partition("#")[0] for name in names} for names in at.steppers)
+    if (at.site.kind is Kind.OPTIMIZER_STATE and one != two) or at.setup.other_holders(at.site.fqn):
+        yield from find_other_optimizer(at)
 
 
 def _find_tied(at: View) -> Iterator[Finding]:
@@ -105,75 +109,53 @@ def _find_not_run(at: View) -> Iterator[Finding]:
     alignment, fqn = at.step.alignment, at.site.fqn
     of_forward = [union for union in alignment.by_fqn.get(fqn, []) if PHASES[alignment.phase[union]] in FORWARD]
     ran_in = [side for side in "ab" if at.recorded(side, of_forward)]
-    if len(ran_in) == 1 and not _is_name_missing(at):
+    if len(ran_in) == 1 and not _is_name_missing(at, at.cause.subject):
         yield found("not-run", module=fqn, other=OTHER[ran_in[0]])
 
 
 def _find_subject(at: View) -> Iterator[Finding]:
-    """Finding where the cause's subject, or the module around it, has another class, or only one run has or runs it.
+    """Findings where the cause's subject, or the module around it, has another class, or only one run has or runs it.
 
-    For a parameter or buffer of a module that both have, the subject is the tensor. Nothing where both runs have the
-    name and its class.
+    For a parameter or buffer of a module that both have, the subject is the tensor.
     """
-    subject, side = at.cause.subject, at.first.only
-    if not _is_name_missing(at):
-        if classes := at.classes_of(subject):
-            yield found("class", module=subject, a=classes[0], b=classes[1])
-            return
-        if at.site.kind in _TENSORS:  # a module that both have may lack a tensor in one run
-            subject = at.site.fqn
-        if not _is_name_missing(at, subject):
-            return
-    tensor = at.site.kind in _TENSORS and subject == at.site.fqn
-    if replaced := at.classes_of(owner_of(subject)):
-        yield found("class", module=owner_of(subject), a=replaced[0], b=replaced[1])
-    trees = dict(zip("ab", at.step.modules, strict=True))
-    module = trees[side].get(subject)
-    name = at.first.module_class if subject == at.site.fqn else ""
-    name = name if module is None else module.module_class
-    # it may be there and not be called
-    runs = not tensor and (subject in trees[at.side_without] or (module is not None and not owner_of(subject)))
-    code = "runs-only" if runs else "exists-only"
-    kind = at.site.kind.one.removeprefix("the ") if tensor else "module"
-    yield found(code, kind=kind, name=subject, side=side, cls="" if tensor else name)
+    subject, sides = at.cause.subject, (at.first.only, at.side_without)
+    classes = [*find_class(at, subject)]
+    if at.site.kind in _TENSORS and not classes and not _is_name_missing(at, subject):
+        subject = at.site.fqn  # a module that both have may lack a tensor in one run
+    yield from classes or find_class(at, owner_of(subject))
+    if _is_name_missing(at, subject):
+        here, there = (at.step.modules[side == "b"].get(subject) for side in sides)
+        # it may be there and not be called
+        runs = there is not None or (here is not None and not owner_of(subject))
+        tensor = at.site.kind in _TENSORS and subject == at.site.fqn
+        kind = at.site.kind.one.removeprefix("the ") if tensor else "module"
+        of_class = "" if here is None else here.module_class
+        yield found("runs-only" if runs else "exists-only", kind=kind, name=subject, side=sides[0], cls=of_class)
 
 
-def _is_name_missing(at: View, name: str = "") -> bool:
-    """Whether the run without the record has no name equal to or below `name`; "" is for the cause's subject."""
-    alignment, subject = at.step.alignment, name or at.cause.subject or at.site.fqn
-    names = alignment.names_a if at.side_without == "a" else alignment.names_b
-    return not any(name == subject or name.startswith(f"{subject}.") for name in names)
-
-
-def _find_call_counts(at: View) -> Iterator[Finding]:
-    """Finding where a module runs a different number of times in b; nothing without such a module."""
-    if at.calls:
-        name, one, two = at.calls
-        yield found("calls", module=name, a=often(one), b=often(two))
+def _is_name_missing(at: View, name: str) -> bool:
+    """Whether the run without the record has no name equal to or below `name`."""
+    return name not in at.step.alignment.around[at.side_without == "b"]
 
 
 def _find_paths(at: View) -> Iterator[Finding]:
-    """Finding with the first `_PATHS` paths that each run alone has in a call that both made.
+    """Finding with the paths that each run alone has in a call that both made.
 
     Nothing where a run did not record the call.
     """
-    alignment, site = at.step.alignment, at.site
-    given: list[list[str]] = []
-    for side in "ab":
-        unions = at.recorded(side, at.step.of_call(site.phase, site.kind, site.fqn, site.call))
-        given.append([alignment.path[u] or WHOLE_VALUE for u in unions])
-    if not all(given):
-        return
-    alone = [[path for path in mine if path not in other] for mine, other in (given, given[::-1])]
-    a, b = (f"{', '.join(paths[:_PATHS])}{', ...' * (len(paths) > _PATHS)}" for paths in alone)
-    yield found("arguments" if site.kind is Kind.INPUT else "structure-of-value", a=a, b=b)
+    path, site = at.step.alignment.path, at.site
+    unions = at.step.of_call(site.phase, site.kind, site.fqn, site.call)
+    one, two = ([path[union] or WHOLE_VALUE for union in at.recorded(side, unions)] for side in "ab")
+    if one and two:
+        a, b = (some([each for each in mine if each not in other]) for mine, other in ((one, two), (two, one)))
+        yield found("arguments" if site.kind is Kind.INPUT else "structure-of-value", a=a, b=b)
 
 
 def _find_unused_gradient(at: View) -> Iterator[Finding]:
     """Finding where optimizers step in another order, else where no optimizer takes the gradient that was computed.
 
-    Another order are the same optimizers in another order, or none in common though both runs have all of them. The
-    second only where the backward pass is equal or within tolerance.
+    Another order is as many of those that both runs have. The second only where the backward pass is equal or within
+    tolerance.
     """
     setup, (one, two) = at.setup, at.optimizers
     if not one or not two:  # then by whose parameters' gradients are there
@@ -181,26 +163,11 @@ def _find_unused_gradient(at: View) -> Iterator[Finding]:
         one, two = (setup.holders(side, {fqns[u] for u in at.recorded(side, gradients)}) for side in "ab")
     else:
         two = setup.as_in_a(two)
-    # each run has the optimizers that step in either here, and none of them steps in both
-    both = {*one, *two}
-    swapped = one and two and not {*one} & {*two} and all(both <= held.keys() for held in setup.named.values())
-    if one != two and (sorted(one) == sorted(two) or swapped):
+    in_both = all({*one, *two} <= held.keys() for held in setup.named.values())
+    if one != two and len(one) == len(two) and in_both:
         yield found("optimizers-order", a=", ".join(one), b=", ".join(two))
-        return
-    (passed,) = backward(at.step, Place(at.site, np.inf))
-    if passed.known in {Known.EQUAL, Known.WITHIN}:
+    elif backward(at.step, Place(at.site, np.inf))[0].known in {Known.EQUAL, Known.WITHIN}:
         yield found("gradient-not-taken", other=at.side_without)
-
-
-def _find_other_optimizer(at: View) -> Iterator[Finding]:
-    """Finding where optimizers of other classes step in b; else where another of them holds the parameter."""
-    one, two = ({name.partition("#")[0] for name in names} for names in at.steppers)
-    if (at.site.kind is Kind.OPTIMIZER_STATE and one != two) or at.setup.other_holders(at.site.fqn):
-        yield from find_other_optimizer(at)
-
-
-def _find_no_gradient(at: View) -> Iterator[Finding]:
-    yield found("no-gradient", other=at.side_without)
 
 
 def _find_not_stepped(at: View) -> Iterator[Finding]:
@@ -212,28 +179,27 @@ def _find_not_stepped(at: View) -> Iterator[Finding]:
     sites = at.table.sites_a if at.side_without == "a" else at.table.sites_b
     before = sites[alignment.phase[sites] != phase_code(Phase.OPTIMIZER)]
     ran = any(alignment.fqn[site].partition(".")[0] == root for site in before.tolist())
-    if at.site.phase is Phase.START and not ran and not at.site.call and not at.step.is_recorded_before(at.site.fqn):
+    if at.site.phase is Phase.START and not ran and not at.step.is_recorded_before(at.site.fqn):
         yield found("model-not-run", other=at.side_without)
     elif at.site.phase is Phase.OPTIMIZER:
         yield found("not-stepped", other=at.side_without)
 
 
-_PATHS = 4
 _UPDATED = frozenset({Kind.GRAD, Kind.OPTIMIZER_STATE})
 _GRADIENTS = frozenset({Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
 _ALL = frozenset(Kind)
-_CLAUSES: tuple[tuple[frozenset[Kind], Callable[[View], Iterator[Finding]]], ...] = (
-    (frozenset({Kind.OP_OUTPUT}), _find_other_operator),
+_CLAUSES: tuple[tuple[AbstractSet[Kind], Callable[[View], Iterable[Finding]]], ...] = (
+    ({Kind.OP_OUTPUT}, lambda at: [found("other-operators", line=at.first.source, other=at.side_without)]),
     (_UPDATED, _find_not_optimized),
     (_UPDATED, _find_other_optimizer),
     (_ALL, _find_tied),
-    (frozenset({Kind.LOSS}), _find_loss_counts),
+    ({Kind.LOSS}, _find_loss_counts),
     (_ALL, _find_not_run),
     (_ALL, _find_subject),
-    (_ALL, _find_call_counts),
-    (frozenset({Kind.GRAD}), _find_unused_gradient),
-    (_GRADIENTS, _find_no_gradient),
+    (_ALL, find_call_counts),
+    ({Kind.GRAD}, _find_unused_gradient),
+    (_GRADIENTS, lambda at: [found("no-gradient", other=at.side_without)]),
     (_ALL, _find_paths),
-    (frozenset({Kind.PARAM}), _find_not_stepped),
+    ({Kind.PARAM}, _find_not_stepped),
 )
 """Asked in this order, each of records of these kinds; the first that says something is the reason."""

@@ -26,7 +26,7 @@ from introspect_cli.compare.step import (
     state_before,
     value_before,
 )
-from introspect_cli.compare.table import KINDS, OTHER
+from introspect_cli.compare.table import OTHER
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -50,23 +50,21 @@ def optimizer_cause(step: Step, position: int) -> Cause | None:
         return cause("optimizer")
     if site.phase is not Phase.OPTIMIZER or (site.kind is Kind.PARAM and lacks_gradient(step, site.fqn)):
         return None
-    begins = step.begins
-    fed = site.fqn in begins.names or any(name == site.fqn for name, _ in begins.states)
     seen = not site.call and bool(step.of_call(Phase.OPTIMIZER, Kind.GRAD, site.fqn, 0))
-    fed = fed or (bool(step.differing(Kind.GRAD, site.fqn)) if seen else step.differs_before(order, PASSES))
+    fed = bool(step.differing(Kind.GRAD, site.fqn)) if seen else step.differs_before(order, PASSES)
     earlier = any(
         step.divergences.order[i] < order and (step.sites[i].phase is Phase.START or step.sites[i].call)
         for i in step.differing(Kind.PARAM, site.fqn)
     )
-    if fed or earlier:
+    if fed or earlier or site.fqn in {*step.begins.names, *(name for name, _ in step.begins.states)}:
         return None
     place = Place(site, order)
     before = state_before(step, place)
     if site.kind is Kind.PARAM:
         # what equal steps before left is equal; what a checkpoint left may be lost
-        unseen = with_state(before, Known.UNSEEN) if step.comparison.offset else []
-        unseen = [replace(fact, needed=True) for fact in unseen]
-        before = [*value_before(step, place), *with_state(before, Known.WITHIN), *unseen]
+        told = {Known.WITHIN, Known.UNSEEN if step.comparison.offset else Known.WITHIN}
+        states = [replace(fact, needed=fact.known is Known.UNSEEN) for fact in before if fact.known in told]
+        before = [*value_before(step, place), *states]
     if site.call:
         return cause("optimizer", *before, *gradients_in_step(step, place))
     evidence = evidence_of("optimizer", step, position)
@@ -105,10 +103,9 @@ def find_fresh_state(at: View) -> Iterator[Finding]:
 
     The first differing count of the parameter decides.
     """
-    table, alignment = at.table, at.table.alignment
-    unions = [u for u in alignment.by_fqn.get(at.site.fqn, []) if KINDS[alignment.kind[u]] is Kind.OPTIMIZER_STATE]
-    for union in (u for u in unions if "step" in alignment.path[u]):
-        texts = table.plain(union, "a"), table.plain(union, "b")
+    unions = at.step.of(Kind.OPTIMIZER_STATE, frozenset(Phase), at.site.fqn).tolist()
+    for union in (u for u in unions if "step" in at.step.alignment.path[u]):
+        texts = at.table.plain(union, "a"), at.table.plain(union, "b")
         counts = number_of(texts[0]), number_of(texts[1])
         if counts[0] != counts[1] and 1.0 in counts and not np.isnan(counts).any():
             yield found("fresh-state", side="a" if counts[0] == 1.0 else "b", a=texts[0], b=texts[1])
@@ -136,12 +133,16 @@ _FACTOR = "lr_"
 """How a script's notes begin of what it makes a group's rates of; no optimizer reads them."""
 
 
-@finds("optimizer")
-def find_untouched(at: View) -> Iterator[Finding]:
-    """Finding where one run's step leaves the parameter as it was and the other's does not."""
-    side = at.step.unchanged_side(at.union)
-    if side:
-        yield found("untouched", side=side, name=", ".join(at.steppers[side == "b"]))
+@finds("batch", "script", "optimizer", "by_hand", "buffer", "outside")
+def find_unchanged(at: View) -> Iterator[Finding]:
+    """Finding where one run alone has the value of the last time again, or alone changes it."""
+    reason, only = at.cause.reason, at.first.only
+    still = OTHER.get(only, "") if only or reason == "outside" else at.step.unchanged_side(at.union)
+    if still and reason in {"by_hand", "buffer", "outside"}:
+        yield found("changed-in-one", side=OTHER[still])
+    elif still:
+        names = at.steppers[still == "b"] if reason == "optimizer" else []
+        yield found("untouched" if reason == "optimizer" else "repeated", side=still, name=", ".join(names))
 
 
 def left_in_optimizer(at: View) -> Iterator[str]:
@@ -187,8 +188,8 @@ def hyperparameter_changes_of(at: View) -> list[Difference]:
 # --- tensors that a step changes and no optimizer
 
 
-def by_hand_is_fed(step: Step, position: int) -> bool:
-    """Whether something differs before a change by hand, or the record is no such change.
+def by_hand_cause(step: Step, position: int) -> Cause | None:
+    """Cause `by_hand`; None where something differs before the change, or the record is no change by hand.
 
     A change by hand is recorded in the forward pass, or at the optimizer step (its first call) of a parameter without a
     gradient. In the forward pass, before is until the owner's last call ended.
@@ -196,18 +197,11 @@ def by_hand_is_fed(step: Step, position: int) -> bool:
     site = step.sites[position]
     without = site.phase is Phase.OPTIMIZER and not site.call and lacks_gradient(step, site.fqn)
     if not (without or site.phase is Phase.FORWARD):
-        return True
+        return None
     ran = [ended for _, ended in step.calls.spans_of(owner_of(site.fqn))] if site.phase is Phase.FORWARD else []
     made_by = max(ran, default=step.order_at(position))  # it is recorded at the end of the pass
-    return step.rng_differs() or step.anything_before(made_by)
-
-
-@finds("by_hand", "buffer")
-def find_change_in_one(at: View) -> Iterator[Finding]:
-    """Finding where one run alone has the record, or alone changes the tensor in the step."""
-    left = at.step.unchanged_side(at.union)
-    if side := at.first.only or (OTHER[left] if left else ""):
-        yield found("changed-in-one", side=side)
+    fed = step.rng_differs() or step.anything_before(made_by)
+    return None if fed else cause("by_hand", *evidence_of("by_hand", step, position))
 
 
 def buffer_cause(step: Step, position: int) -> Cause | None:

@@ -14,11 +14,10 @@ from introspect_cli.compare.settings.differences import Difference, unequal
 from introspect_cli.compare.settings.hyperparameters import Optimizers, hyperparameter_changes
 from introspect_cli.compare.step import unseen_inside
 from introspect_cli.compare.table import (
+    DIFFERENT,
     KINDS,
     OTHER,
-    PHASES,
     kind_code,
-    of_kinds,
 )
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase
 
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.store.run import Settings
-
-Pair = tuple[str, str]
-_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
 class View:
@@ -91,17 +87,15 @@ class View:
         return self.first.size is Size.ROUNDING
 
     @property
-    def dtypes(self) -> Pair | None:
-        """(dtype in a, dtype in b) where they differ; None otherwise."""
-        a, b = self.first.a, self.first.b
-        same = a is None or b is None or a.layout.dtype == b.layout.dtype
-        return None if same or a is None or b is None else (a.layout.dtype, b.layout.dtype)
+    def dtypes(self) -> tuple[str, ...]:
+        """(dtype in a, dtype in b) where they differ; () otherwise."""
+        dtypes = tuple(summary.layout.dtype for summary in (self.first.a, self.first.b) if summary is not None)
+        return dtypes if len({*dtypes}) > 1 else ()
 
     @property
     def reshaped(self) -> bool:
         """Whether both runs have the record, with different shapes."""
-        a, b = self.first.a, self.first.b
-        return a is not None and b is not None and a.layout.shape != b.layout.shape
+        return len({summary.layout.shape for summary in (self.first.a, self.first.b) if summary is not None}) > 1
 
     def known(self, *things: Thing) -> Known:
         """What is known of the first of the cause's evidence that is on any of `things`; UNSEEN where there is none."""
@@ -121,25 +115,10 @@ class View:
         return int((self.compared < self.first.step).sum())
 
     @cached_property
-    def agreeing_before(self) -> Counter[int]:
-        """Number of records before the divergence in its step, by state; hyper-parameters are not counted."""
-        settings = of_kinds(self.step.alignment.kind, SETTING_KINDS)
-        earlier = self.step.state[(self.table.order_of < self.first.sequence) & ~settings]
-        return Counter(earlier[earlier > 0].tolist())
-
-    @cached_property
-    def initial(self) -> tuple[int, list[int]]:
-        """How many parameters and buffers at the start differ or are one-sided, and the states of all recorded ones."""
-        differ = sum(site.phase is Phase.START and site.kind in _TENSORS for site in self.step.sites)
-        starts = [u for kind in _TENSORS for u in self.step.of(kind, frozenset({Phase.START}))]
-        return differ, [int(self.step.state[union]) for union in starts if self.step.state[union]]
-
-    @cached_property
-    def gradients(self) -> tuple[int, int]:
-        """How many of the step's parameter gradients differ, in any phase; how many the divergence's phase has."""
-        differ = sum(site.kind is Kind.GRAD for site in self.step.sites)
-        recorded = [u for u in self.step.of(Kind.GRAD, frozenset({self.site.phase})) if self.step.state[u]]
-        return differ, len(recorded)
+    def alike(self) -> tuple[int, int]:
+        """How many of the step's records of this kind and phase differ or are one-sided; how many there are."""
+        states = self.step.state[self.step.of(self.site.kind, frozenset({self.site.phase}))]
+        return int((states == DIFFERENT).sum()), int((states > 0).sum())
 
     # --- what ran
 
@@ -161,14 +140,13 @@ class View:
         The outermost, the first of several. Counted are calls in the step's forward pass, not recomputed or evaluating
         ones.
         """
-        alignment = self.table.alignment
-        called: dict[str, tuple[set[int], set[int]]] = {}
-        for place, side in enumerate("ab"):
-            for union in self.table.rows_of(side):
-                of_call = KINDS[alignment.kind[union]] in (Kind.OUTPUT, Kind.INPUT)
-                if of_call and PHASES[alignment.phase[union]] is Phase.FORWARD:
-                    called.setdefault(alignment.fqn[union], (set(), set()))[place].add(int(alignment.call[union]))
-        changed = [(name, len(a), len(b)) for name, (a, b) in called.items() if a and b and len(a) != len(b)]
+        unions = [
+            u for kind in (Kind.INPUT, Kind.OUTPUT) for u in self.step.of(kind, frozenset({Phase.FORWARD})).tolist()
+        ]
+        names, calls = self.step.alignment.fqn, self.step.alignment.call
+        made = (dict.fromkeys((names[u], int(calls[u])) for u in self.recorded(side, unions)) for side in "ab")
+        one, two = (Counter(name for name, _ in each) for each in made)
+        changed = [(name, count, two[name]) for name, count in one.items() if 0 != two[name] != count]
         return min(changed, key=lambda item: item[0].count("."), default=None)
 
     # --- modules
