@@ -212,10 +212,7 @@ class Plan:
     @cached_property
     def _of_rank(self) -> Array:
         """Positions in `rows` where the records of one rank in one group begin."""
-        rank = self.basis.rank[self.rows]
-        new = np.ones(len(rank), np.bool_)
-        new[1:] = (rank[1:] != rank[:-1]) | (self.group[1:] != self.group[:-1])
-        return np.flatnonzero(new)
+        return np.flatnonzero(_is_new_value(self.basis.rank[self.rows], self.group))
 
     @cached_property
     def ranks(self) -> Array:
