@@ -279,7 +279,7 @@ class Step:
         reader, batch, step = (
             (comparison.a, table.a, table.step) if side == "a" else (comparison.b, table.b, table.step_b)
         )
-        rows, now = table.rows_of(side), table.sequence(union, side)
+        rows, now = table.rows_of(side), table.number("sequence", union, side)
         found = [rows[u] for u in alike if u in rows and now is not None and batch.sequence[rows[u]] < now]
         if found:
             return batch, max(found, key=batch.sequence.__getitem__)
@@ -311,7 +311,7 @@ class Step:
         That is the last one of the same kind, FQN and path, of any phase and call, in this step or an earlier one. None
         where either of the two is missing.
         """
-        now, found = self.table.checksum(union, side), self.last(union, side)
+        now, found = self.table.number("checksum", union, side), self.last(union, side)
         return None if now is None or found is None else int(found[0].checksum[found[1]]) == now
 
     # --- tensors, and calls

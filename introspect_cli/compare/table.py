@@ -550,20 +550,13 @@ class Table:
         """(row of a site in the batch of run `side`, or None, that batch)."""
         return self._rows_of[side].get(site), self.a if side == "a" else self.b
 
-    def status(self, site: int, side: str) -> Status | None:
-        """Status of the record that run `side` has of site `site`, a union number; None without a record."""
-        row, batch = self._record(site, side)
-        return None if row is None else Status(int(batch.status[row]))
+    def number(self, name: str, site: int, side: str) -> int | None:
+        """`status`, `checksum` or `sequence` (place in the order of recording) of a site's record in run `side`.
 
-    def checksum(self, site: int, side: str) -> int | None:
-        """Checksum of the record that run `side` has of site `site`, a union number; None without a record."""
+        `site` is a union number. None without a record.
+        """
         row, batch = self._record(site, side)
-        return None if row is None else int(batch.checksum[row])
-
-    def sequence(self, site: int, side: str) -> int | None:
-        """Place of that record in run `side`'s order of recording; `site` is a union number. None without a record."""
-        row, batch = self._record(site, side)
-        return None if row is None else int(batch.sequence[row])
+        return None if row is None else int(getattr(batch, name)[row])
 
     def sketch(self, site: int, side: str) -> Any:
         """Sketch of a site's record in run `side`, float64 (16,).
