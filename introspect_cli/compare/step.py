@@ -121,6 +121,7 @@ class Step:
         of: the sites of a kind, in some phases.
         of_call: the sites of a kind there are for a module call, on all paths.
         divergences: those of the table that diverge, in order; a position is a place among them.
+        state: int8 (number of sites,), the state code of every site, as `Table.state_of`.
         begins: what is known of what the step begins with.
         learned: what the steps so far have shown.
         is_gathered: whether the step is put together from several ranks, whose modules run at the same time.
@@ -129,7 +130,7 @@ class Step:
     def __init__(self, comparison: Comparison, table: Table, begins: Beginning, learned: Learned) -> None:
         """Go through the divergences once and build the lookups; no step is read here."""
         self.comparison, self.of = comparison, comparison.of
-        self.table, self.number, self.divergences = table, table.step, table.divergences
+        self.table, self.number, self.divergences, self.state = table, table.step, table.divergences, table.state_of
         self.alignment, self.of_call = table.alignment, table.alignment.of_call
         self.begins, self.learned = begins, learned
         self.sites = [table.alignment.site(site) for site in self.divergences.site.tolist()]
@@ -150,11 +151,6 @@ class Step:
                     self._inside.setdefault(head, []).append(order)
 
     # --- what it belongs to
-
-    @property
-    def state(self) -> Codes:
-        """State code of every site in this step, int8 (number of sites,), as `Table.state_of`."""
-        return self.table.state_of
 
     @property
     def state_before(self) -> Codes | None:

@@ -88,11 +88,6 @@ class Columns:
     def __len__(self) -> int:
         return len(self.keys)
 
-    @cached_property
-    def text(self) -> str:
-        """All FQNs joined by newlines, for a fast search."""
-        return "\n".join(self.fqn)
-
 
 def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Columns:
     """Columns of a store's site table under the names that are compared.
