@@ -86,11 +86,6 @@ class Comparison(Sides):
         alignment, options = self.alignment, self.options
         return self.compared & alignment.mask(options.kinds, options.modules)
 
-    @property
-    def is_entire(self) -> bool:
-        """Whether the options select everything: no kinds or modules given."""
-        return not (self.options.kinds or self.options.modules)
-
     @cached_property
     def covered(self) -> tuple[Mask, Mask]:
         """Masks of sites that are divergences if only a, and if only b, has them.

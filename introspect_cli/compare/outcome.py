@@ -14,7 +14,7 @@ alone, since one fault changes nearly all gradients; others by tensors and gradi
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -123,12 +123,6 @@ class RankOutcome:
     learned: Learned = field(default_factory=Learned)
     evaluation: bool | None = None
     parts: dict[bool, RankOutcome] = field(default_factory=dict)
-
-    def keep_first(self, places: int) -> None:
-        """Set `paired` to its first `places` common steps, and `unopened` to the number of the others."""
-        paired = self.paired
-        self.unopened = len(paired) - places
-        self.paired = replace(paired, rows_a=paired.rows_a[:places], rows_b=paired.rows_b[:places])
 
 
 RESULTS = (Kind.LOSS, Kind.GRAD, Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)

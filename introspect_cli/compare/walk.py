@@ -410,7 +410,7 @@ class Account:
         self.walk, self.comparison, self.outcome, self.options = walk, comparison, outcome, comparison.options
         self.counted = np.append(counted, np.zeros(alignment.size - len(counted), np.bool_))
         self.chosen = comparison.chosen if which is None else comparison.chosen & (alignment.evaluating == which)
-        self.entire = comparison.is_entire and which is None
+        self.entire = which is None and not (self.options.kinds or self.options.modules)
         if which is not None:  # its first divergence alone is asked for
             self.options = replace(self.options, limit=0, whole_step=False, want_map=False)
         self.structure = outcome.structure = Structure(alignment, comparison.match)
@@ -447,8 +447,9 @@ class Account:
             records = len(table.a) * len(self.comparison.a.readers) + len(table.b) * len(self.comparison.b.readers)
             outcome.later += max(records, self.options.least)
             if outcome.later > self.options.later:
-                outcome.keep_first(place + 1)
-                self.closed = True
+                paired, places = outcome.paired, slice(place + 1)
+                outcome.unopened, self.closed = len(paired) - place - 1, True
+                outcome.paired = replace(paired, rows_a=paired.rows_a[places], rows_b=paired.rows_b[places])
 
     def end(self) -> None:
         """List the first step in which only causes differed, where nothing else did and no result agreed there."""

@@ -1037,15 +1037,14 @@ class WholeReader(Reader):
 
     @cached_property
     def module_rows(self) -> list[ModuleInfo]:
-        """All distinct rows of modules of all ranks, in order of rank."""
-        return list(dict.fromkeys(row for reader in self.readers for row in self._named(reader)))
-
-    def _named(self, reader: RankReader) -> list[ModuleInfo]:
-        """A rank's modules under their names in the whole model."""
-        stages, modules = self.stages.get(reader.rank), reader.module_rows
-        if stages is None:
-            return modules
-        return [replace(module, fqn=stages.name(module.fqn, self.distinct_roots)) for module in modules]
+        """All distinct rows of modules of all ranks, in order of rank, under their names in the whole model."""
+        rows: dict[ModuleInfo, None] = {}
+        for reader in self.readers:
+            stages, modules = self.stages.get(reader.rank), reader.module_rows
+            if stages is not None:
+                modules = [replace(module, fqn=stages.name(module.fqn, self.distinct_roots)) for module in modules]
+            rows |= dict.fromkeys(modules)
+        return list(rows)
 
     @cached_property
     def kinds(self) -> Array:
