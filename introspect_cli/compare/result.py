@@ -235,16 +235,19 @@ class SettingChange:
         name: the setting's name within its source.
         a: its value in run a, as text; None where only b has it.
         b: its value in run b, as text; None where only a has it.
-        explains: whether it can explain the first divergence.
-        weight: how strongly, 0 to 1; the list is sorted by it.
+        weight: how strongly it explains the first divergence, 0 to 1; the list is sorted by it.
     """
 
     source: str
     name: str
     a: str | None
     b: str | None
-    explains: bool = False
     weight: float = 0.0
+
+    @property
+    def explains(self) -> bool:
+        """Whether it can explain the first divergence."""
+        return self.weight >= 0.5
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from introspect_cli.compare.evidence import Evidence, Known, Thing, with_state
 from introspect_cli.compare.measure import moments, rounding, same_numbers, shapes_differ
-from introspect_cli.compare.result import RESOLUTION, Certainty, Divergence, Finding, Part, Restored, Resumption
+from introspect_cli.compare.result import RESOLUTION, Certainty, Divergence, Fact, Finding, Part, Restored, Resumption
 from introspect_cli.compare.table import MODULE_KINDS
 from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status, Summary
 
@@ -187,9 +187,9 @@ _TOLD: Final[Mapping[str, str]] = {
     # where the runs agree
     "until": "up to and including {step}",
     "same": "[{name} is the same][The runs are the same{plain}][The runs have the same numbers{structure}]: {records} "
-    "of {steps}[ that both runs kept{thinned}][, {within} of them only within tolerance,] agree {until}.",
-    "same-results": "The runs have the same results[ within tolerance{within}]: {names} agree {until}.[ What "
-    "differs changed none of them, first at {step}: {what}.][ Not compared: {blind}.]",
+    "of {steps}[, {within} of them only within tolerance,] agree {until}.",
+    "same-results": "The runs have the same results[ within tolerance{tolerated}]: {names} agree {until}.[ What "
+    "differs changed none of them, first at {first}: {what}.][ Not compared: {blind}.]",
     "nan-throughout": " In the last step, of {all}, NaN throughout in both runs: {empty:,} (the first: {first}). They "
     "are equal whatever was computed.",
     # where nobody can tell
@@ -218,10 +218,10 @@ _TOLD: Final[Mapping[str, str]] = {
     "nothing-changed": "No source file, setting or package on record differs[, but for comments and names{quiet}]. "
     "What is left: [randomness{random}, ]a race of threads or workers, the hardware, a file that the script reads.",
     "hidden": "[Some are NaN throughout in both runs, which hides what comes of it: {names}.]",
-    "unchanged": "What differs changed none of these in the {steps:,} steps compared: {names}.",
     "on-rank": "rank {rank}",
     "on-all-ranks": "on all {ranks} ranks",
     "only-has-it": "only {side} has {name}{moment}",
+    "differs": "{name} differs[ ({far})]",
     "differs-by": "{name}{moment}[, {size}][; b is {times} times a][; {place}]",
     "between": "in the forward code of {module}[, after {after}][, before {before}]",
     # what a reader can check
@@ -232,13 +232,11 @@ _TOLD: Final[Mapping[str, str]] = {
     "alike": "Of the {kinds} recorded there, {differ} of {all} differ.",
     # a run that ended by an exception
     "exception": "{text}[, at {where}][ in {function}]",
-    "raised": "Run {run} ended by an exception[ in {step}][ where run {other} goes on]: {words}.",
-    "both-raised": "Both runs ended by the same exception: {words}.",
+    "raised": "[Run {run}][Both runs{both}] ended by an exception[ in {step}][ where run {other} goes on]: {words}.",
     # a resumed run
-    "resumed": "Run {run}, resumed after step {step} of {whole}, restored all that is on record[; not restored, of "
-    "no effect: {idle}][; not recorded: {unseen}].",
-    "resumed-lost": "Run {run}, resumed after step {step} of {whole}, did not restore: {lost}.",
-    "or-drew": " (or drew from it before its first step)",
+    "resumed": "Run {run}, resumed after step {step} of {whole}, [did not restore: {lost}][ (or drew from it before "
+    "its first step){drew}][restored all that is on record{all}][; not restored, of no effect: {idle}]"
+    "[; not recorded: {unseen}].",
     "random-states": "random state of {names}",
     "part": "{part}[ ({text})]",
     "part-lost": "not restored: {part}",
@@ -248,15 +246,11 @@ _TOLD: Final[Mapping[str, str]] = {
     "interrupted": "Run {run} was interrupted: it holds {until}.",
     "ranks-ended": "Run {run}: {how}.",
     "thinned": "Run {run} does not hold {what}: what was there is not compared.",
-    "fewer-steps": "Run {run} holds {steps:,} of the {said} that its manifest names (see `introspect verify`)",
     "only-has": "Only run {run} has {what}: not compared[ (run {stopped} was ended at its first divergence)].",
     "some-steps": "{steps} from {first} to {last}",
-    "saved": "files and copies {names}",
     "blind-both": "[About {blind:,} of {all} could not be observed, so they are not compared.]",
     "unopened": "[{steps:,} later steps were not compared: the first divergence does not depend on them (see --map).]",
-    "copies-differ": "In run {run}, {name} is not one value: its {text}.",
     "noise-unused": "The noise runs are not used: they do not show what another layout changes.",
-    "first-step": "{name} in the first step",
     "on-some-ranks": "On {ranks} alone a setting differs: {change} ({source}).",
     # two implementations of one model
     "port": "The runs share almost no names: values were paired by what they hold, in step {step} alone, and agree "
@@ -406,7 +400,8 @@ def far(divergence: Divergence) -> str:
     if a is None or b is None:
         return ""
     if shapes_differ(a, b):
-        return f"shape {_shape(a.layout.shape)} against {_shape(b.layout.shape)}"
+        shapes = ["x".join(map(str, side.layout.shape)) or "scalar" for side in (a, b)]
+        return f"shape {' against '.join(shapes)}"
     parts = []
     if a.layout.dtype != b.layout.dtype:
         parts.append(f"{a.layout.dtype} against {b.layout.dtype}")
@@ -439,18 +434,12 @@ def same_values(divergence: Divergence) -> bool:
     return one is not None and two is not None and zeros[0] == zeros[1] and same_numbers(one, two, 1e-11)
 
 
-def how_far(divergence: Divergence) -> str:
-    """`far` in brackets, after a blank; "" where that is empty."""
-    distance = far(divergence)
-    return f" ({distance})" if distance else ""
-
-
 def what_diverges(divergence: Divergence) -> str:
     """Clause `x differs (distance)`, or `only a has x`."""
     name = what(divergence.site, divergence.module_class)
     if divergence.only:
-        return f"only {divergence.only} has {name}"
-    return f"{name} differs{how_far(divergence)}"
+        return told("only-has-it", side=divergence.only, name=name, moment="")
+    return told("differs", name=name, far=far(divergence))
 
 
 def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> str:
@@ -469,13 +458,7 @@ def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> s
         number = f"about {unit[0]:,.0f}" if unit[0] >= 9.5 else f"about {unit[0]:.1f}".removesuffix(".0")
         number = number if unit[0] >= 0.05 else "less than 0.1"
         return f"relative L2 {rel:.1e}, {number} {unit[1]} rounding unit{'s' * (number != 'about 1')}"
-    if rel >= 0.01:
-        return f"relative L2 {rel:.2g}"
-    return f"relative L2 {rel:.1e}"
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) if shape else "scalar"
+    return f"relative L2 {rel:.2g}" if rel >= 0.01 else f"relative L2 {rel:.1e}"
 
 
 def key_of(path: str) -> str:
@@ -484,11 +467,6 @@ def key_of(path: str) -> str:
     The path itself where it has none.
     """
     return path.rpartition("[")[2].strip("]'")
-
-
-def is_kept(site: Site) -> bool:
-    """Whether a site is a copy of trained tensors in memory (a moving average), as opposed to a saved file."""
-    return site.kind is Kind.PRODUCT and site.phase is Phase.OPTIMIZER
 
 
 _SITES: Final[Mapping[Kind, str]] = {
@@ -515,7 +493,7 @@ def what(site: Site, module_class: str = "") -> str:
         return _random_state(site, f" (call {site.call})" if site.call else "")
     if site.kind is Kind.COLLECTIVE:
         return _collective(site)
-    if is_kept(site):
+    if site.kind is Kind.PRODUCT and site.phase is Phase.OPTIMIZER:
         return f"the copy {site.fqn}{site.path}"
     name, bracket, part = site.path.partition("[")
     fields = {"one": site.kind.one, "fqn": site.fqn, "path": site.path, "call": site.call, "name": name}
@@ -557,7 +535,7 @@ def named(site: Site, module_class: str) -> str:
 
 
 def both_values(divergence: Divergence) -> str:
-    """` (1 in a, 2 in b)` where both runs have one number each: its text, else a tensor's mean, to six digits.
+    """`1 in a, 2 in b` where both runs have one number each: its text, else a tensor's mean, to six digits.
 
     "" for other tensors, where one run has none, or for equal texts.
     """
@@ -565,7 +543,7 @@ def both_values(divergence: Divergence) -> str:
     if a is None or b is None or a.layout.numel != 1 or b.layout.numel != 1:
         return ""
     one, two = (_value(side) for side in (a, b))
-    return f" ({one} in a, {two} in b)" if one and two and one != two else ""
+    return f"{one} in a, {two} in b" if one and two and one != two else ""
 
 
 def _value(summary: Summary) -> str:
@@ -595,6 +573,12 @@ def thing(fact: Evidence) -> str:
     return f"the {words} of {fact.of}" if fact.of else f"its {words}"
 
 
+def fact_of(evidence: Evidence) -> Fact:
+    """Evidence as it is told."""
+    names = evidence.thing.name.lower(), evidence.known.name.lower()
+    return Fact(*names, evidence.of, evidence.inside, thing(evidence))
+
+
 def evidence_words(evidence: Iterable[Evidence], known: Known) -> str:
     """What the facts are about whose state is `known`, with commas: `its inputs, its parameters`; "" for none."""
     return ", ".join(map(thing, with_state(evidence, known)))
@@ -620,29 +604,21 @@ _NAMED = 3
 
 def head_of(resumed: Resumption) -> str:
     """Sentence on the first `_NAMED` parts that a resumed run lost; or that it restored all that was recorded."""
+    idle = [part for part in resumed.parts if part.state is Restored.NO and not part.matters]
+    unseen = [replace(part, text="") for part in resumed.unseen]
+    lost, idle_words, unseen_words = (some(parts_words(parts), _NAMED) for parts in (resumed.lost, idle, unseen))
     run = {"run": resumed.run, "step": resumed.at - 1, "whole": resumed.whole}
-    lost = parts_words(resumed.lost, of_one=told("or-drew"))
-    return (
-        told("resumed-lost", **run, lost=some(lost, _NAMED))
-        if lost
-        else told("resumed", **run, **_unrestored_words(resumed))
-    )
+    drew = any(part.generator for part in resumed.lost)
+    return told("resumed", **run, lost=lost, drew=drew, all=not lost, idle=idle_words, unseen=unseen_words)
 
 
-def _unrestored_words(resumed: Resumption) -> dict[str, str]:
-    """In words, parts that were not restored and do not matter (`idle`), and that were not recorded (`unseen`)."""
-    idle = parts_words([part for part in resumed.parts if part.state is Restored.NO and not part.matters])
-    unseen = parts_words([replace(part, text="") for part in resumed.unseen])
-    return {"idle": some(idle, _NAMED), "unseen": some(unseen, _NAMED)}
-
-
-def parts_words(parts: Sequence[Part], of_one: str = "") -> list[str]:
-    """Parts in words, random states with the same text as one; `of_one` follows a random state that stands alone."""
+def parts_words(parts: Sequence[Part]) -> list[str]:
+    """Parts in words, random states with the same text as one."""
     by_name: dict[tuple[str, str], list[str]] = {}
     for part in parts:
         names = by_name.setdefault(("" if part.generator else part.part, part.text), [])
         names += [part.generator] if part.generator else []
     return [
-        told("part", part=name or told("random-states", names=listed(names)), text=text) + of_one * (len(names) == 1)
+        told("part", part=name or told("random-states", names=listed(names)), text=text)
         for (name, text), names in by_name.items()
     ]

@@ -166,6 +166,7 @@ _FORMS: dict[str, str | Callable[[Any], dict[str, Any]]] = {
     "Ranked": f"{_CHANGE} nearness likely",
     "Change": "place file scope a b unit line file_a pieces",
     "Difference": "place axis name a b",
+    "SettingChange": "source name a b explains weight",
     "Side": lambda side: {**vars(side), "text": side.text[:_LONGEST_CODE]},
     "ModuleRow": _MODULE,
     "Rule": "rule=id level about when cause",

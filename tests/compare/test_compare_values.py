@@ -86,6 +86,7 @@ def test_another_way_to_write_it_is_no_change(told, a, b):
     [
         ("def f(x):\n    return g(x).log()", "def f(y):\n    return g(y).exp()", 2),
         ("def f(x):\n    return log(x)", "def f(y):\n    return exp(y)", 2),
+        ("def f(x):\n    return g(x, p=1)", "def f(y):\n    return g(y, q=1)", 2),
         ("def f(x):\n    x += g(x)\n    return x", "def f(x):\n    x = x + g(x)\n    return x", 2),
         ("def f(x):\n    h(x)\n    g(x)", "def f(y):\n    g(y)\n    h(y)", 2),
         ("def f(x, n=1):\n    return x * n", "def f(y, n=2):\n    return y * n", 1),
@@ -95,7 +96,7 @@ def test_another_way_to_write_it_is_no_change(told, a, b):
         ("def f(x):\n    with a():\n        y = g(x)\n    return y", "def f(x):\n    y = g(x)\n    return y", 2),
         ("def f(x):\n    return (\n        g(x)\n        + 1\n        + 2\n    )",
          "def f(y):\n    return (\n        g(y)\n        + 1\n        + 3\n    )", 5),
-        ("def f(x):\n    g(x)\n    draw()", "def f(x):\n    g(x)\n    unused = draw()\n    draw()", 4),
+        ("def f(x):\n    g(x)\n    draw()", "def f(x):\n    g(x)\n    unused = draw()\n    draw()", 3),
         ("def f(x, y):\n    a = g(x)\n    b = h(y)\n    return a @ b",
          "def f(x, y):\n    p = g(x)\n    q = h(y)\n    return p @ p", 4),
         ("def f(x):\n    y = g(x)\n    return y", "def f(x):\n    y = g(x)\n    y = ~y\n    return y", 3),

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.answer.causes import clues_of_ending, code_changes, weighed_by_code
-from introspect_cli.compare.answer.compared import agreement, notes_on, raised_words, unseen_names
-from introspect_cli.compare.answer.weights import Blame, setting_changes
+from introspect_cli.compare.answer.causes import clues_of_ending, code_changes
+from introspect_cli.compare.answer.compared import agreement, exceptions_of, notes_on, raised_words, unseen_names
+from introspect_cli.compare.answer.weights import Blame, setting_changes, weighed_by_code
 from introspect_cli.compare.result import DiffResult, Separate, Verdict
 from introspect_cli.compare.say import head_of, told
 from introspect_cli.records import Phase
@@ -38,11 +38,11 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
         from introspect_cli.compare.answer.diverged import diverged_answer
 
         answer = replace(answer, findings=(*found, *(compared.structure() if by_rank else ())))
-        return diverged_answer(answer, compared, compared.unchanged if by_rank and bitwise else "")
-    offset = any(outcome.offset for outcome in compared.outcomes)
-    code = code_changes(a, b, lambda: clues_of_ending(compared.raised))
+        return diverged_answer(answer, compared, compared.hidden if by_rank and bitwise else "")
+    raised, offset = exceptions_of((a, b)), any(outcome.offset for outcome in compared.outcomes)
+    code = code_changes(a, b, lambda: clues_of_ending(raised))
     verdict, text = agreement(compared)
-    ended = [raised_words(compared.raised)] if compared.raised else []
+    ended = [raised_words(raised)] if raised else []
     text = " ".join([*ended, text] if verdict is Verdict.UNDECIDED else [text, *ended])
     training, evaluation = Separate(verdict, text), None
     if any(outcome.evaluated for outcome in compared.outcomes):

@@ -11,19 +11,20 @@ the earlier of the two.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from introspect_cli.compare.answer.compared import Compared, copies_note
+from introspect_cli.compare.answer.compared import Compared
 from introspect_cli.compare.comparison import Comparison
 from introspect_cli.compare.ledger import At
-from introspect_cli.compare.match import Correspondence, correspond, other_roots
+from introspect_cli.compare.match import correspond, other_roots
+from introspect_cli.compare.outcome import RankOutcome
 from introspect_cli.compare.passes import rounding_note
 from introspect_cli.compare.resumed import detected_offset, offset_by_labels
 from introspect_cli.compare.say import told
 from introspect_cli.compare.settings.settings import tensor_files
-from introspect_cli.compare.table import Tensors, evaluating, kind_code, phase_code, selected
+from introspect_cli.compare.table import Tensors, evaluating, phase_code, selected
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.compare.wholes import Splits, Wholes, wholes_of
@@ -36,9 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.measure import Ids
-    from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import DiffOptions
-    from introspect_cli.compare.table import Columns
     from introspect_cli.store.reader import Reader
     from introspect_cli.store.run import Run
     from introspect_cli.store.tasks import Task, Work
@@ -106,9 +105,8 @@ class RunPair:
             files=self.files,
             ends=self.ends,
         )
-        offset, note = options.offset, ""
-        if offset is None:
-            offset, note = detected_offset(comparison, by_labels)
+        known = None if options.offset is None else (options.offset, "")
+        offset, note = known or detected_offset(comparison, by_labels)
         comparison = replace(comparison, offset=offset)
         outcome = compare_rank(comparison)
         if splits is not None and len(self.a.ranks) == len(self.b.ranks) == 1 and not options.narrowed:
@@ -116,9 +114,8 @@ class RunPair:
             alone = replace(comparison, a=one, b=two, splits=splits if splits.differ else None)
             outcome.resumption = alone.resumption
         _add_evaluation(outcome, comparison)
-        outcome.notes = [note] if note else []
-        outcome.notes += outcome.gathered.notes(outcome.learned) if outcome.gathered is not None else ()
-        outcome.notes += rounding_note(outcome.learned)
+        gathered = outcome.gathered.notes(outcome.learned) if outcome.gathered is not None else ()
+        outcome.notes = [note, *gathered, *rounding_note(outcome.learned)]
         return outcome
 
     def compare_rank(self, rank: int, options: DiffOptions) -> RankOutcome:
@@ -129,8 +126,8 @@ class RunPair:
 def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: Work | None = None) -> Compared:
     """Compare each rank of a with that of b, or, where layout or batch split differ, all ranks of each run as one.
 
-    If losses alone suggest another split, the comparison as one counts where its first divergence has a factor, or
-    where `_is_one_batch`; otherwise ranks are compared. With `options.ranks` they always are.
+    If losses alone suggest another split, the comparison as one counts where `_is_one_batch`; otherwise ranks are
+    compared. With `options.ranks` they always are.
 
     Args:
         a: one run.
@@ -150,8 +147,7 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
     wholes = wholes_of(a, b, options, work, other_roots(a, b, options)) if cut else None
     if wholes is not None:
         compared = _compare_wholes(pair, wholes.options, wholes)
-        multiple = (first := compared.outcomes[0].first) is not None and first.scale is not None
-        if multiple or not (wholes.splits.alike and wholes.splits.assumed) or _is_one_batch(compared):
+        if not (wholes.splits.alike and wholes.splits.assumed) or _is_one_batch(compared):
             return compared
     return Compared(a, b, options, compare_ranks(pair, ranks, options, work))
 
@@ -159,32 +155,27 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
 def _is_one_batch(compared: Compared) -> bool:
     """Whether the steps of both runs used the same batch, judged by a comparison of all ranks as one.
 
-    True where nothing diverges or the cause is the split. Else gradients have to be among what was compared, and the
-    first divergence has to be after the first step, or of a parameter or state that the optimizer updated.
+    True where nothing diverges, the cause is the split, or b is a multiple of a. Else gradients have to be among what
+    was compared, and the first divergence has to be after the first step, or of a parameter or state that the optimizer
+    updated.
     """
     outcome = compared.outcomes[0]
-    if outcome.cause is not None and outcome.cause.reason == "split":
-        return True
-    if outcome.first is None or outcome.step is None:
+    first, cause = outcome.first, outcome.cause
+    if first is None or cause is None or outcome.step is None:
         return not compared.diverges
-    later = outcome.first.step > int(outcome.paired.steps[0])
-    updates = outcome.first.site.phase is Phase.OPTIMIZER and outcome.first.site.kind in STATE_KINDS
-    return Kind.GRAD in outcome.step.comparison.kinds and (later or updates)
+    later = first.step > int(outcome.paired.steps[0])
+    updates = first.site.phase is Phase.OPTIMIZER and first.site.kind in STATE_KINDS
+    judged = Kind.GRAD in outcome.step.comparison.kinds and (later or updates)
+    return judged or cause.reason == "split" or first.scale is not None
 
 
 def _compare_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:
     """Compare two layouts, or two splits of a batch, with all ranks and microbatches of each run put together.
 
-    The one outcome also has notes on the layouts, on copies that differ, and that noise runs are not used.
+    The one outcome also has notes on the layouts, and that noise runs are not used.
     """
     outcome = pair.compare(wholes.readers, options, wholes.splits)
-    first = outcome.first
-    outcome.notes = [
-        *(copies_note(first) if first is not None else ()),
-        *wholes.notes,
-        *outcome.notes,
-        *([told("noise-unused")] if pair.noise else ()),
-    ]
+    outcome.notes = [*wholes.notes, *outcome.notes, told("noise-unused") if pair.noise else ""]
     return Compared(pair.a, pair.b, options, [outcome], wholes.splits)
 
 
@@ -243,20 +234,12 @@ def compare_ranks(
 def _without_readers(outcome: RankOutcome) -> RankOutcome:
     """A copy of an outcome that can be pickled: without readers, cause, step, and what only the first rank needs."""
     nobody = cast("Reader", None)  # until `compare_ranks` has them
-    return replace(
-        outcome,
-        paired=replace(outcome.paired, a=nobody, b=nobody),
-        structural=outcome.structure is not None and outcome.structure.differs,
-        cause=None,
-        step=None,
-        heat=None,
-        structure=None,
-        match=Correspondence(),
-        gathered=None,
-        origins=[],
-        lost=[],
-        parts={evaluation: _without_readers(part) for evaluation, part in outcome.parts.items()},
-    )
+    paired = replace(outcome.paired, a=nobody, b=nobody)
+    blank, parts = RankOutcome(outcome.rank, paired), {each: _without_readers(of) for each, of in outcome.parts.items()}
+    left_out = ("cause", "step", "heat", "structure", "match", "gathered", "origins", "lost")
+    differs = outcome.structure is not None and outcome.structure.differs
+    without: dict[str, Any] = {name: getattr(blank, name) for name in left_out}
+    return replace(outcome, paired=paired, structural=differs, parts=parts, **without)
 
 
 # --- training and evaluation alone
@@ -271,17 +254,15 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
     options, paired = comparison.options, outcome.paired
     if outcome.gathered is not None:
         return
-    outcome.paired = replace(
-        paired,
-        tail_a=_trailing_steps(comparison.a, comparison.sites[0], paired.only_a, paired.tail_a, paired.rows_a),
-        tail_b=_trailing_steps(
-            comparison.b,
-            comparison.sites[1],
-            [step - outcome.offset for step in paired.only_b],
-            paired.tail_b,
-            paired.rows_b,
-        ),
+    ends = (
+        (paired.tail_a, comparison.a, paired.only_a, 0, paired.rows_a),
+        (paired.tail_b, comparison.b, paired.only_b, outcome.offset, paired.rows_b),
     )
+    tails = [
+        0 if tail == 1 and _changes_nothing(At(reader, sites, only[-1] - offset), rows) else tail
+        for (tail, reader, only, offset, rows), sites in zip(ends, comparison.sites, strict=True)
+    ]
+    outcome.paired = replace(paired, tail_a=tails[0], tail_b=tails[1])
     if not outcome.parts:
         return
     outcome.evaluated = all(
@@ -293,31 +274,21 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
     _set_earliest(outcome, options)
 
 
-def _trailing_steps(reader: Reader, sites: Columns, only: Sequence[int], tail: int, rows: Ids) -> int:
-    """Number of training steps of a run after the last common one.
-
-    `tail` itself, unless it is 1. A single last step that only evaluates, saves or begins, or has no loss, gradient or
-    update while the one before has, counts only if it changes a tensor.
+def _changes_nothing(end: At, rows: Ids) -> bool:
+    """Whether the step has no loss, gradient or update while the last common one has, and changes no tensor.
 
     Args:
-        reader: the rank of the run.
-        sites: its sites.
-        only: steps that this run alone has.
-        tail: number of steps after the last common one.
-        rows: rows of the common steps in this run.
+        end: the one step of a run after the last common one.
+        rows: rows of the common steps in that run.
     """
-    if tail != 1 or only[-1] not in reader:
-        return tail
-    end = At(reader, sites, only[-1])
-    numbers = np.asarray(end.batch.site)
-    idle = (sites.phase == phase_code(Phase.START)) | (sites.kind == kind_code(Kind.PRODUCT))
-    trains = np.isin(sites.phase, [phase_code(phase) for phase in (Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)])
-    before = [reader.read(reader.entry(int(row)).step).site for row in rows[-1:]]
-    in_train_mode = not trains[numbers].any() and any(trains[there].any() for there in before)
-    if not in_train_mode and not (idle | evaluating(sites.phase, sites.fqn))[numbers].all():
-        return 1
-    left = end.to(only[-1] - 1).tensors()
-    return int(any(left.get(tensor, value) != value for tensor, value in end.tensors(Phase.START).items()))
+    if not end.recorded:
+        return False
+    trains = np.isin(end.sites.phase, [phase_code(phase) for phase in (Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)])
+    before = [end.reader.read(end.reader.entry(int(row)).step).site for row in rows[-1:]]
+    if trains[np.asarray(end.batch.site)].any() or not any(trains[there].any() for there in before):
+        return False
+    left = end.to(end.step - 1).tensors()
+    return all(left.get(tensor, value) == value for tensor, value in end.tensors(Phase.START).items())
 
 
 def _set_earliest(outcome: RankOutcome, options: DiffOptions) -> None:

@@ -35,7 +35,7 @@ from introspect_cli.compare.watched import (
     stopped_within,
 )
 from introspect_cli.labels import step_words
-from introspect_cli.records import Joined, Kind, Phase
+from introspect_cli.records import Kind, Phase
 from introspect_cli.texts import clean, count, rank_list
 
 if TYPE_CHECKING:
@@ -71,16 +71,10 @@ class Raised(NamedTuple):
     function: str
 
     @property
-    def same_as(self) -> tuple[str, str]:
-        """Key by which exceptions of two runs are the same: class and message without directories, and function."""
-        return _DIRECTORIES.sub("/", self.exception), self.function
-
-    @property
     def words(self) -> str:
         """The exception with its place: `ValueError: bad shape, at model.py:41 in forward`."""
-        function = "" if self.function == "<module>" else self.function
         text = clean(" ".join(self.exception.split()), _LONGEST)
-        return told("exception", text=text, where=self.where, function=function)
+        return told("exception", text=text, where=self.where, function=self.function.replace("<module>", ""))
 
 
 def exception_of(run: Run, side: str) -> Raised | None:
@@ -97,16 +91,19 @@ def exception_of(run: Run, side: str) -> Raised | None:
 
 
 def exceptions_of(runs: Sequence[Run]) -> list[Raised]:
-    """The exceptions that ended run a and run b; of two that are the same, the one with the side "" for both."""
+    """The exceptions that ended run a and run b; of two that are the same, the one with the side "" for both.
+
+    They are the same by class and message, without directories, and function.
+    """
     raised = [each for run, side in zip(runs, "ab", strict=True) if (each := exception_of(run, side)) is not None]
-    return [raised[0]._replace(side="")] if len(raised) > len({each.same_as for each in raised}) else raised
+    alike = {(_DIRECTORIES.sub("/", each.exception), each.function) for each in raised}
+    return [raised[0]._replace(side="")] if len(raised) > len(alike) else raised
 
 
 def raised_words(raised: Sequence[Raised], **where: str) -> str:
     """A sentence for each exception; `where` has the step that it cut off, and the run that goes on."""
-    return " ".join(
-        told("raised" if each.side else "both-raised", run=each.side, words=each.words, **where) for each in raised
-    )
+    said = (told("raised", run=each.side, both=not each.side, words=each.words, **where) for each in raised)
+    return " ".join(said)
 
 
 def cut_short(scene: View) -> Raised | None:
@@ -123,17 +120,13 @@ def cut_short(scene: View) -> Raised | None:
 
 # --- two runs
 
-_ORDER = (Phase.START, Phase.DATA, Phase.FORWARD, Phase.RECOMPUTE, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
-
 
 def order_of_ranks(first: Divergence) -> tuple[int, int, bool, int]:
     """Sort key for the first divergences of ranks: (step, phase, whether a collective received it, rank).
 
-    Phases are those of a step in order, all others (evaluation) last. In the optimizer phase, gradients come before all
-    else.
+    Phases are those of a step in order, evaluation last. In the optimizer phase, gradients come before all else.
     """
-    site = first.site
-    place = _ORDER.index(site.phase) if site.phase in _ORDER else len(_ORDER)
+    site, place = first.site, list(Phase).index(first.site.phase)
     late = site.phase is Phase.OPTIMIZER and site.kind is not Kind.GRAD
     came = site.kind is Kind.COLLECTIVE and ".out" in site.path  # from another rank, then
     return first.step, 2 * place + late, came, first.rank
@@ -196,27 +189,10 @@ class Compared:
     # --- what came of it
 
     @cached_property
-    def raised(self) -> list[Raised]:
-        """The exceptions that ended the runs, as `exceptions_of` gives them."""
-        return exceptions_of((self.a, self.b))
-
-    @cached_property
     def best(self) -> RankOutcome | None:
-        """The outcome of the rank that diverges first, by `order_of_ranks`; None where nothing diverges.
-
-        Where its cause is `optimizer`, it is the first rank with an equal key (but for the number) whose
-        hyper-parameters differ.
-        """
+        """The outcome of the rank that diverges first, by `order_of_ranks`; None where nothing diverges."""
         diverging = [(order_of_ranks(outcome.first), outcome) for outcome in self.outcomes if outcome.first is not None]
-        best = min(diverging, key=lambda pair: pair[0], default=(None, None))
-        if best[1] is None or best[1].cause is None or best[1].cause.reason != "optimizer":
-            return best[1]
-        from introspect_cli.compare.reasons.update import hyperparameter_changes_of
-        from introspect_cli.compare.reasons.view import View
-
-        tied = [outcome for key, outcome in sorted(diverging, key=lambda pair: pair[0]) if key[:-1] == best[0][:-1]]
-        tied = [outcome for outcome in tied if outcome.step is not None]  # what was compared elsewhere has none
-        return next((each for each in tied if hyperparameter_changes_of(View(each, tied))), best[1])
+        return min(diverging, key=lambda pair: pair[0], default=(None, None))[1]
 
     def structure(self, *, same: bool = False) -> tuple[StructureChange, ...]:
         """Structural changes of the first rank that has any; `same`: worded for runs in which no value differs."""
@@ -258,17 +234,9 @@ class Compared:
         return any(outcome.results_known is Known.WITHIN for outcome in self.outcomes)
 
     @property
-    def unchanged(self) -> str:
-        """Sentence on results of one rank that agree in every step although the runs diverge.
-
-        "" where parameters do not agree. Of results that are NaN throughout it says instead that they prove nothing.
-        """
-        outcome = self.outcomes[0]
-        if outcome.first is None or len(self.outcomes) > 1:
-            return ""
-        if outcome.hidden or Kind.PARAM not in (outcome.results or ()):
-            return told("hidden", names=_kinds_words(outcome.hidden))
-        return told("unchanged", names=_kinds_words(outcome.results), steps=len(outcome.paired))
+    def hidden(self) -> str:
+        """Sentence on results of a single rank that are NaN throughout, so that they prove nothing; "" for none."""
+        return told("hidden", names=_kinds_words(self.outcomes[0].hidden if len(self.outcomes) == 1 else None))
 
 
 def _kinds_words(kinds: frozenset[Kind] | None) -> str:
@@ -285,10 +253,10 @@ def notes_on(compared: Compared) -> Iterator[str]:
     A note may be there twice, or be "".
     """
     outcomes, manifests = compared.outcomes, (compared.a.manifest, compared.b.manifest)
-    yield from _state_notes(compared)
+    for name, run, other in compared.runs:
+        yield from _notes_on_run(compared, name, run, other)
     yield from (note for outcome in outcomes for note in outcome.notes)
     yield from option_notes(*manifests)
-    yield from _missing_notes(compared)
     yield from blindness_notes(*manifests)
     yield from notes_on_some_ranks(compared.a, compared.b) if len(outcomes) > 1 else ()
     yield from (outcome.unused_note for outcome in outcomes)
@@ -297,54 +265,33 @@ def notes_on(compared: Compared) -> Iterator[str]:
     yield told("blind-both", blind=compared.tally["blind_both"], all=count(compared.counts.records, "record"))
 
 
-def _state_notes(compared: Compared) -> Iterator[str]:
-    """Notes on runs still being written or interrupted, on how ranks ended, on thinned records, and on missing steps.
+def _notes_on_run(compared: Compared, name: str, run: Run, other: Run) -> Iterator[str]:
+    """Notes on a run still being written or interrupted, on how ranks ended, on thinned records, and what it alone has.
 
-    Missing are steps that the manifest counts and the run lacks; of a thinned run that is not said.
+    That is ranks, unless they were compared as one, and of the first outcome steps, saved files and copies kept by the
+    script; files and copies not where the other run was stopped or `options.steps` selects.
     """
-    for name, run, _ in compared.runs:
-        until = told("no-step") if run.last_step is None else told("until", step=f"step {run.last_step}")
-        if run.state.value in {"running", "interrupted"}:
-            yield told(run.state.value, run=name, until=until)
-        yield from (told("ranks-ended", run=name, how=sentence) for sentence in run.endings)
-        thinned = dict.fromkeys(str(one) for rank in run.ranks for one in run.rank(rank).thinned)
-        yield from (told("thinned", run=name, what=text) for text in thinned)
-        said = run.manifest.get("steps")
-        if isinstance(said, int) and run.steps < said and not thinned:
-            yield told("fewer-steps", run=name, steps=run.steps, said=count(said, "step"))
-
-
-def _missing_notes(compared: Compared) -> Iterator[str]:
-    """Notes on ranks, saved files, copies kept by the script and steps that one run alone has.
-
-    All but ranks are those of the first outcome. No note on ranks that were compared as one; none on files and copies
-    where the other run was stopped or `options.steps` selects.
-    """
-    for name, run, other in compared.runs:
-        stopped = OTHER[name] * (other.manifest.get("stopped") is True)  # it may have ended before it came to that
-        ranks = [rank for rank in run.ranks if rank not in other.ranks]
-        missing = [rank_list(ranks)] if ranks and compared.splits is None else []
-        for paired in (outcome.paired for outcome in compared.outcomes[:1]):
-            one, two = (
-                {fqn for fqn, kind in zip(reader.sites.fqn, reader.sites.kind, strict=True) if kind == Kind.PRODUCT}
-                for reader in (paired.a, paired.b)
-            )
-            alone, steps = (one - two, paired.only_a) if name == "a" else (two - one, paired.only_b)
-            if alone and not stopped and compared.options.steps is None:
-                missing.append(told("saved", names=some(sorted(alone))))
-            if steps:
-                several = told("some-steps", steps=count(len(steps), "step"), first=steps[0], last=steps[-1])
-                missing.append(several if len(steps) > 1 else f"step {steps[0]}")
-        yield from (told("only-has", run=name, what=each, stopped=stopped) for each in missing)
-
-
-def copies_note(first: Divergence) -> list[str]:
-    """Notes, one a run, where the first divergence is of a tensor whose copies on that run's ranks differ."""
-    return [
-        told("copies-differ", run=name, name=what(first.site), text=summary.text)
-        for summary, name in ((first.a, "a"), (first.b, "b"))
-        if summary is not None and summary.joined is Joined.COPIES
-    ]
+    until = told("no-step") if run.last_step is None else told("until", step=f"step {run.last_step}")
+    if run.state.value in {"running", "interrupted"}:
+        yield told(run.state.value, run=name, until=until)
+    yield from (told("ranks-ended", run=name, how=sentence) for sentence in run.endings)
+    thinned = dict.fromkeys(str(one) for rank in run.ranks for one in run.rank(rank).thinned)
+    yield from (told("thinned", run=name, what=text) for text in thinned)
+    stopped = OTHER[name] * (other.manifest.get("stopped") is True)  # it may have ended before it came to that
+    ranks = [rank for rank in run.ranks if rank not in other.ranks]
+    alone = [rank_list(ranks)] if ranks and compared.splits is None else []
+    for paired in (outcome.paired for outcome in compared.outcomes[:1]):
+        saved = [
+            {fqn for fqn, kind in zip(reader.sites.fqn, reader.sites.kind, strict=True) if kind == Kind.PRODUCT}
+            for reader in (paired.a, paired.b)
+        ]
+        files, steps = (saved[0] - saved[1], paired.only_a) if name == "a" else (saved[1] - saved[0], paired.only_b)
+        if files and not stopped and compared.options.steps is None:
+            alone.append(some(sorted(files)))
+        if steps:
+            several = told("some-steps", steps=count(len(steps), "step"), first=steps[0], last=steps[-1])
+            alone.append(several if len(steps) > 1 else f"step {steps[0]}")
+    yield from (told("only-has", run=name, what=each, stopped=stopped) for each in alone)
 
 
 # --- verdict and sentence where nothing diverged
@@ -365,35 +312,27 @@ def agreement(compared: Compared, name: str = "") -> tuple[Verdict, str]:
         compared: both runs and what came of each rank.
         name: `Training` or `Evaluation`, of which alone the outcomes are; "" for all.
     """
-    counts = compared.counts
     if why := next(_doubts(compared), ""):
         return Verdict.UNDECIDED, told("could-not-tell", of=name.lower(), why=why)
-    if compared.by_results:
-        best, agreed = compared.best, [one.results for one in compared.outcomes if one.results is not None]
-        text = told(
-            "same-results",
-            within=compared.within,
-            names=_kinds_words(frozenset.intersection(*agreed)),
-            until=compared.until,
-            step="" if best is None or best.first is None else best.first.step_words,
-            what="" if best is None or best.first is None else what_diverges(best.first),
-            blind=compared.blind_words,
-        )
-        changes = compared.structure()
-    else:
-        changes = () if name else compared.structure(same=True)
-        thinned = any(outcome.paired.a.thinned or outcome.paired.b.thinned for outcome in compared.outcomes)
-        text = told(
-            "same",
-            name=name,
-            plain=not name and not changes,
-            structure=bool(changes),
-            records=count(counts.equal, "record"),
-            steps=count(counts.steps_compared, "step"),
-            thinned=thinned,
-            within=counts.within,
-            until=compared.until,
-        )
+    counts, by_results = compared.counts, compared.by_results
+    changes = () if name and not by_results else compared.structure(same=not by_results)
+    first = None if compared.best is None else compared.best.first
+    agreed = [outcome.results for outcome in compared.outcomes if outcome.results is not None]
+    text = told(
+        "same-results" if by_results else "same",
+        name=name,
+        plain=not name and not changes,
+        structure=bool(changes),
+        names=by_results and _kinds_words(frozenset.intersection(*agreed)),
+        records=count(counts.equal, "record"),
+        steps=count(counts.steps_compared, "step"),
+        within=counts.within,
+        tolerated=compared.within,
+        until=compared.until,
+        first=first and first.step_words,
+        what=first and what_diverges(first),
+        blind=compared.blind_words,
+    )
     return Verdict.SAME, f"{text}{sentence_of(changes)}{_nan_words(compared.outcomes)}"
 
 
@@ -401,13 +340,6 @@ def unseen_names(compared: Compared, phase: Phase) -> str:
     """Models or modules that ran without being observed in a phase, in either run, in words; "" for none."""
     names = list(dict.fromkeys(name for _, run, _ in compared.runs for name in ran_unseen(run.manifest, phase)))
     return some(names) if names else ""
-
-
-def _has_results(compared: Compared) -> bool:
-    """Whether any compared rank of run a has sites of losses, gradients or parameters after an optimizer's step."""
-    tables = [outcome.paired.a.sites for outcome in compared.outcomes if len(outcome.paired)]
-    recorded = {pair for sites in tables for pair in zip(sites.kind, sites.phase, strict=True)}
-    return not recorded.isdisjoint(_RESULTS)
 
 
 def _doubts(compared: Compared) -> Iterator[str]:
@@ -423,12 +355,11 @@ def _doubts(compared: Compared) -> Iterator[str]:
         yield told("no-common-step")
     if counts.equal + counts.within == 0 or tally["blank"] or 2 * tally["blind_both"] > counts.records:
         yield told("mostly-unseen", unseen=tally["blind_both"], all=counts.records)
-    for name, run, _ in compared.runs:
-        if tally["cut"] and stopped_within(run.manifest):
-            yield told("cut-within", run=name, step=run.last_step, how=run.manifest["how"])
     if compared.blind_words and not compared.by_results:
         yield told("seen-by-one", blind=compared.blind_words)
     for name, run, other in compared.runs:
+        if tally["cut"] and stopped_within(run.manifest):
+            yield told("cut-within", run=name, step=run.last_step, how=run.manifest["how"])
         missing = [rank for rank in other.recorded if rank not in run.ranks and rank < run.world_size]
         if missing and compared.splits is None and not compared.options.ranks:
             yield told("ranks-missing", until=compared.until, ranks=rank_list(missing), run=name)
@@ -440,7 +371,9 @@ def _doubts(compared: Compared) -> Iterator[str]:
     unrecorded = any(outcome.unrecorded is not None for outcome in compared.outcomes) and compared.evaluation is None
     if unrecorded and not compared.by_results and compared.structure(same=True):
         yield told("no-results")
-    if not _has_results(compared) and (unseen := unseen_names(compared, Phase.FORWARD)):
+    tables = [outcome.paired.a.sites for outcome in compared.outcomes if len(outcome.paired)]
+    recorded = {pair for sites in tables for pair in zip(sites.kind, sites.phase, strict=True)}
+    if recorded.isdisjoint(_RESULTS) and (unseen := unseen_names(compared, Phase.FORWARD)):
         yield told("but-ran-unseen", names=unseen)
     if broken := [name for name, run, _ in compared.runs if has_failed(run.manifest)]:
         yield told("but-failed", runs=", ".join(broken))
@@ -471,26 +404,16 @@ def separate_answers(compared: Compared) -> tuple[Separate | None, Separate | No
 
     Ranks that were not compared again count as a whole for training.
     """
-    parts: dict[bool, list[RankOutcome]] = {True: [], False: []}
-    for outcome in compared.outcomes:
-        parts[False].append(outcome.parts.get(False) or replace(outcome, evaluation=False))
-        parts[True] += [outcome.parts[True]] if True in outcome.parts else []
-    if not parts[True]:
+    parts = {
+        "Training": [outcome.parts.get(False) or replace(outcome, evaluation=False) for outcome in compared.outcomes],
+        "Evaluation": [outcome.parts[True] for outcome in compared.outcomes if True in outcome.parts],
+    }
+    if not parts["Evaluation"]:
         return None, None
-    training, evaluation = (
-        _separate_answer(replace(compared, outcomes=parts[which]), name)
-        for which, name in ((False, "Training"), (True, "Evaluation"))
-    )
-    return training, evaluation
-
-
-def _separate_answer(compared: Compared, name: str) -> Separate:
-    """The answer for training or evaluation (`name`): where it diverges first, else SAME or UNDECIDED.
-
-    `compared` holds only that part's outcomes already.
-    """
-    first = None if compared.best is None else compared.best.first
-    if first is None:
-        return Separate(*agreement(compared, name))
-    words = told("diverges", name=name, step=first.step_words, what=what_diverges(first))
-    return Separate(Verdict.DIVERGED, words, first)
+    answers = []
+    for name, outcomes in parts.items():
+        part = replace(compared, outcomes=outcomes)
+        first = None if part.best is None else part.best.first
+        words = first and told("diverges", name=name, step=first.step_words, what=what_diverges(first))
+        answers.append(Separate(Verdict.DIVERGED, words, first) if words else Separate(*agreement(part, name)))
+    return answers[0], answers[1]

@@ -11,10 +11,15 @@ from introspect_cli.compare.answer.causes import (
     likely_words,
     parsed_lines,
     ranked_candidates,
-    weighed_by_code,
 )
-from introspect_cli.compare.answer.compared import cut_short, order_of_ranks, raised_words, separate_answers
-from introspect_cli.compare.answer.weights import MADE_BY_CODE, SAYS_NOTHING, Blame, setting_changes
+from introspect_cli.compare.answer.compared import (
+    cut_short,
+    exceptions_of,
+    order_of_ranks,
+    raised_words,
+    separate_answers,
+)
+from introspect_cli.compare.answer.weights import MADE_BY_CODE, SAYS_NOTHING, Blame, setting_changes, weighed_by_code
 from introspect_cli.compare.changes.statements import Clues, CodeChanges, Nearness
 from introspect_cli.compare.evidence import RANDOM, Known, Thing
 from introspect_cli.compare.names import ancestors, owner_of
@@ -28,7 +33,6 @@ from introspect_cli.compare.reasons.view import View
 from introspect_cli.compare.result import (
     DiffResult,
     Divergence,
-    Fact,
     Origin,
     Part,
     Role,
@@ -38,7 +42,7 @@ from introspect_cli.compare.result import (
     Verdict,
 )
 from introspect_cli.compare.resumed import RATES
-from introspect_cli.compare.say import parts_words, sentence, thing, told, what_diverges
+from introspect_cli.compare.say import fact_of, parts_words, sentence, told, what_diverges
 from introspect_cli.compare.settings.beginning import (
     MAY_REST_ON_THEM,
     MODES,
@@ -70,10 +74,9 @@ def mark_only_change(code: CodeChanges | None, settings: Sequence[SettingChange]
     """
     if code is None or len(code.ranked) != 1 or code.unread or code.likely or not code.ranked[0].can_matter:
         return code
-    others = (change for change in settings if change.source not in MADE_BY_CODE)
-    if any(change.weight > SAYS_NOTHING and change.source != "hardware" for change in others):
-        return code
-    return replace(code, ranked=(replace(code.ranked[0], nearness=Nearness.ALONE),))
+    others = [change for change in settings if change.source not in {*MADE_BY_CODE, "hardware"}]
+    alone = all(change.weight <= SAYS_NOTHING for change in others)
+    return replace(code, ranked=(replace(code.ranked[0], nearness=Nearness.ALONE),)) if alone else code
 
 
 _LOST_WITH: dict[str, frozenset[str]] = {
@@ -113,11 +116,8 @@ def origins_of(at: View, outcomes: Sequence[RankOutcome], lost: Sequence[Part]) 
             yield Origin(sentence(story.head, story.findings, (), story.more), divergence)
 
 
-def _code_and_settings(compared: Compared, at: View) -> tuple[CodeChanges | None, tuple[SettingChange, ...]]:
-    """How the source differs, and the settings that differ, the heaviest first.
-
-    The first is None where a run has no digests of its files. Also sets `at.settings`.
-    """
+def _code_and_settings(compared: Compared, at: View) -> CodeChanges | None:
+    """How the source differs; None where a run has no digests of its files. Sets `at.settings`, the heaviest first."""
     a, b, offset = compared.a, compared.b, any(outcome.offset for outcome in compared.outcomes)
     code = code_changes(a, b, lambda: clues_of(at))
     tuned = hyperparameter_changes_of(at)
@@ -125,7 +125,7 @@ def _code_and_settings(compared: Compared, at: View) -> tuple[CodeChanges | None
     if not (at.rounding or _is_by_chance(at)):
         code = mark_only_change(code, differ)
     at.settings = weighed_by_code(differ, code, rounding=at.rounding and not tuned)
-    return code, at.settings
+    return code
 
 
 def _is_by_chance(at: View) -> bool:
@@ -140,7 +140,7 @@ def _is_by_chance(at: View) -> bool:
     return bool(unseeded_names(at)) or any(fact.known is not Known.EQUAL for fact in at_start)
 
 
-def diverged_answer(answer: DiffResult, compared: Compared, unchanged: str) -> DiffResult:
+def diverged_answer(answer: DiffResult, compared: Compared, hidden: str) -> DiffResult:
     """The answer where the runs diverge: sentence, evidence, causes, listed divergences and overviews.
 
     An exception that cut off the step of the first divergence leads the sentence; it stands alone if the divergence is
@@ -149,58 +149,47 @@ def diverged_answer(answer: DiffResult, compared: Compared, unchanged: str) -> D
     Args:
         answer: what is known whatever the verdict; its sentence is what comes first.
         compared: both runs and what came of each rank.
-        unchanged: sentence on results that agree all the same; "" for none.
+        hidden: sentence on results that prove nothing; "" for none.
     """
     options, best, resumed = compared.options, compared.best, answer.resumed
     assert best is not None
     at = View(best, compared.outcomes)
     first, cut, lost = at.first, cut_short(at), () if resumed is None else resumed.lost
-    code, settings = _code_and_settings(compared, at)
+    code = _code_and_settings(compared, at)
     training, evaluation = separate_answers(compared)
     story, nothing = explanation_of(at), _nothing_changed_words(at, code)
-    causes = ranked_candidates(story.findings, code, settings)
+    causes = ranked_candidates(story.findings, code, at.settings)
     larger = (one for one in best.listed if at.rounding and one.step == first.step and one.size is Size.MORE)
     more = [told("first-more", what=what_diverges(one)) for one in larger]
     beside = training if at.site.evaluates else evaluation
     also = (*story.more, *more[:1], *([] if beside is None else [beside.sentence]), *nothing)
     likely = [text for text, _ in likely_words(story.findings, () if lost else causes)]
-    place = told(
-        "place",
-        step=first.step_words,
-        ranks=ranks.ranks_words(at),
-        recomputed=first.site.phase is Phase.RECOMPUTE,
-        evaluation=first.site.evaluates,
-    )
+    where = {"recomputed": first.site.phase is Phase.RECOMPUTE, "evaluation": first.site.evaluates}
+    place = told("place", step=first.step_words, ranks=ranks.ranks_words(at), **where)
     head, whole = f"{place}: {story.head}", f"{place}: {sentence(story.head, story.findings, likely, also)}"
-    later = raised_words([each for each in compared.raised if each.side])
+    later = raised_words([each for each in exceptions_of(at.runs) if each.side])
     if cut is not None:
         ended, later = raised_words([cut], step=first.step_words, other=OTHER[cut.side]), ""
         head, whole = (ended, ended) if at.side_without == cut.side else (f"{ended} {head}", f"{ended} {whole}")
     listed = [divergence for outcome in compared.outcomes for divergence in outcome.listed]
     listed.sort(key=lambda one: (one is not first, one.step, one.rank, one.sequence))
-    single = compared.splits is None or resumed is not None
+    several = compared.splits is not None and resumed is None
+    origins = () if several else origins_of(at, compared.outcomes, lost)
     names = at.site.fqn, owner_of(at.site.fqn), at.cause.module
     return replace(
         answer,
         sentence=answer.sentence + whole,
         head=answer.sentence + head,
         also=also,
-        rests_on=tuple(
-            Fact(fact.thing.name.lower(), fact.known.name.lower(), fact.of, fact.inside, thing(fact))
-            for fact in story.evidence
-        ),
+        rests_on=tuple(map(fact_of, story.evidence)),
         explains=story.findings,
         causes=causes,
-        evidence=(*lines_before(at), *evidence_lines(at, story), *nothing, *([unchanged] if unchanged else ())),
+        evidence=(*lines_before(at), *evidence_lines(at, story), *nothing, *([hidden] if hidden else ())),
         first=first,
         candidates=tuple(sorted(at.peers, key=order_of_ranks)),
         divergences=tuple(listed[: None if options.whole_step else options.limit]),
-        settings=settings,
-        findings=(
-            *(() if code is None else (code,)),
-            *answer.findings,
-            *(origins_of(at, compared.outcomes, lost) if single else ()),
-        ),
+        settings=at.settings,
+        findings=(*([] if code is None else [code]), *answer.findings, *origins),
         notes=tuple(dict.fromkeys((*answer.notes, *([later] if later else ())))),
         map=best.heat.result() if best.heat is not None else None,
         defined_in=next((tree[name].source for name in names for tree in at.step.modules if name in tree), ""),

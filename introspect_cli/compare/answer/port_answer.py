@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from introspect_cli.compare import say
 from introspect_cli.compare.evidence import Evidence, Known, Thing
 from introspect_cli.compare.match import CLOSE, ends, flow_of, sketch_distance
-from introspect_cli.compare.result import Counts, DiffResult, Divergence, Fact, Origin, Role, StructureChange, Verdict
-from introspect_cli.compare.say import amount, named, some, thing, what
+from introspect_cli.compare.result import Counts, DiffResult, Divergence, Origin, Role, StructureChange, Verdict
+from introspect_cli.compare.say import amount, fact_of, named, some, what
 from introspect_cli.compare.watched import is_list, is_ordered
 from introspect_cli.records import Kind
 
@@ -74,19 +74,18 @@ def port_answer(by_name: DiffResult, flow: Flow) -> DiffResult:
         rest = [_divergence(flow, pair.a, pair.b, "propagated") for pair in flow.modules if not pair.agree]
         listed = [_divergence(flow, stop.a, stop.b, stop.reason)]
         listed += [divergence for divergence in rest if divergence.site != listed[0].site]
+    said = say.told("port-undecided", step=flow.step)
+    if flow.end is not None:
+        ends_at = {"a": what(flow.end.a.site), "b": what(flow.end.b.site)}
+        said = say.told("port-agrees", step=flow.step, gradients=len(flow.gradients), **ends_at)
+    steps = by_name.counts.steps_a, by_name.counts.steps_b
+    found, within = len(listed), len(flow.forward) - exact
     answer = replace(
         by_name.unexplained(),
+        verdict=Verdict.UNDECIDED if flow.end is None else Verdict.SAME,
+        sentence=said,
         evidence=_pairing_lines(flow),
-        counts=Counts(
-            by_name.counts.steps_a,
-            by_name.counts.steps_b,
-            steps_compared=1,
-            steps_diverged=bool(listed),
-            records=len(flow.values[0]),
-            equal=exact,
-            diverged=len(listed),
-            within=len(flow.forward) - exact,
-        ),
+        counts=Counts(*steps, 1, min(found, 1), len(flow.values[0]), exact, found, within=within),
         notes=(say.told("port", step=flow.step, close=flow.close), *by_name.notes),
         findings=(*(one for one in by_name.findings if not isinstance(one, _BY_NAME)), *_structure_changes(flow)),
         first=listed[0] if listed else None,
@@ -96,28 +95,22 @@ def port_answer(by_name: DiffResult, flow: Flow) -> DiffResult:
         strip=(),
     )
     if stop is None:
-        if flow.end is None:
-            return replace(answer, verdict=Verdict.UNDECIDED, sentence=say.told("port-undecided", step=flow.step))
-        ends_at = {"a": what(flow.end.a.site), "b": what(flow.end.b.site)}
-        agrees = say.told("port-agrees", step=flow.step, gradients=len(flow.gradients), **ends_at)
-        return replace(answer, verdict=Verdict.SAME, sentence=agrees)
-    rel, names = listed[0].rel_l2, [named(value.site, value.module_class) for value in (stop.a, stop.b)]
+        return answer
+    in_b, names = flow.ordered == (False, True), [named(value.site, value.module_class) for value in (stop.a, stop.b)]
+    kind, rel = stop.a.site.kind.one.removeprefix("the "), listed[0].rel_l2
     far = "" if rel is None else amount(rel, "float32", "float32")
-    kind = stop.a.site.kind.one.removeprefix("the ")
     head = say.told("port-place", step=flow.step, kind=kind, a=names[0], b=names[1], far=far)
-    in_b = flow.ordered == (False, True)  # only b recorded in order
-    until = (stop.b if in_b else stop.a).order
+    until = (stop.b if in_b else stop.a).order  # where only b recorded in order, by b
     agree = [((pair.b if in_b else pair.a).order, pair) for pair in flow.forward if pair.a.site.kind is not Kind.INPUT]
     _, last = max((each for each in agree if each[0] < until), key=lambda each: each[0], default=(0, None))
     also = () if last is None else (say.told("port-last", a=what(last.a.site), b=what(last.b.site)),)
-    facts = [] if stop.rests_on is None else [stop.rests_on]
     return replace(
         answer,
         verdict=Verdict.DIVERGED,
         sentence=say.sentence(head, stop.findings, (), also),
         head=head,
         also=also,
-        rests_on=tuple(Fact(one.thing.name.lower(), one.known.name.lower(), "", "", thing(one)) for one in facts),
+        rests_on=() if stop.rests_on is None else (fact_of(stop.rests_on),),
         explains=tuple(stop.findings),
     )
 

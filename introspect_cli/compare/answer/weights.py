@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.changes.statements import CodeChanges, Nearness
 from introspect_cli.compare.result import SettingChange, Size
-from introspect_cli.compare.say import told
 from introspect_cli.compare.settings.differences import Difference, on_one_line
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, RECORDED
 from introspect_cli.compare.settings.settings import (
@@ -56,6 +57,7 @@ _NUMERIC_PACKAGES = (
     r"|pytorch|accelerate|deepspeed|apex|timm|mkl|intel|bitsandbytes|einops|peft|diffusers|tokenizers|datasets)"
 )
 
+UNLIKELY = 0.45
 SAYS_NOTHING = 0.1
 """Weight up to which a setting says where results go, or names a machine, and changes no number."""
 _USUAL = 0.3
@@ -102,6 +104,16 @@ MADE_BY_CODE = _BUILT | _OF_OPTIMIZERS | {"sources", "git"}
 """Settings that the script's code makes: where the code alone differs beside them, it made them differ."""
 
 
+_ROUNDS = {
+    "options": r"--(deterministic|compile)$",
+    "packages": _NUMERIC_PACKAGES,
+    "environment": _ENV_STRONG,
+    "hardware": r"(?!.*\buuid$)",
+    "runtime": "",
+}
+"""By source, the names of settings that change rounding and nothing else."""
+
+
 def rounds_differently(change: SettingChange) -> bool:
     """Whether a setting changes rounding and nothing else.
 
@@ -110,13 +122,7 @@ def rounds_differently(change: SettingChange) -> bool:
     """
     if change.source in _OF_OPTIMIZERS:
         return chooses_kernel(change.name)
-    if change.source == "options":
-        return change.name in {"--deterministic", "--compile"}
-    if change.source == "packages":
-        return bool(re.match(_NUMERIC_PACKAGES, change.name.lower()))
-    if change.source == "environment":
-        return bool(re.match(_ENV_STRONG, change.name))
-    return change.source in {"hardware", "runtime"} and not _WHICH_DEVICE.search(change.name)
+    return change.source in _ROUNDS and bool(re.match(_ROUNDS[change.source], change.name, re.IGNORECASE))
 
 
 @dataclass(frozen=True)
@@ -148,25 +154,14 @@ class Blame:
         if fixed is not None:
             is_seed = fixed > SAYS_NOTHING and "SEED" in name
             return 0.95 if is_seed and (reason is None or reason.weights.get("seeds", 0.0) > 0.9) else fixed
-        if self.offset and source == "scalers":
-            return SAYS_NOTHING  # a scaler that a checkpoint filled has that one's scale
+        if self.offset and (source == "scalers" or (source == OPTIMIZERS and change.about)):
+            return 0.0  # of the first step, which is not compared; a scaler that was restored has that one's scale
         if at is None or reason is None:
             return 0.5
         weight = self._weight_by_reason(at, reason, source, name, change)
         late = not at.may_have_stepped and _is_of_optimizer(change)
         rounds = at.first.size is Size.MORE and chooses_kernel(name)
-        by_torch = None in change[2:4] and name.endswith(": prefetch_factor")  # where there are workers
-        if late or by_torch or rounds or self._is_of_first_steps(change):
-            return min(weight, _USUAL)
-        return weight
-
-    def shown_name(self, change: Difference) -> str:
-        """Name of a change as it is shown; under an offset, ` in the first step` follows a setting of an optimizer."""
-        return told("first-step", name=change.name) if self._is_of_first_steps(change) else change.name
-
-    def _is_of_first_steps(self, change: Difference) -> bool:
-        """Whether a setting of an optimizer describes the first step, which is not compared under an offset."""
-        return self.offset and change.source == OPTIMIZERS and bool(change.about)
+        return min(weight, _USUAL) if late or rounds else weight
 
     def _weight_by_reason(self, at: View, reason: Reason, source: str, name: str, change: Difference) -> float:
         """Weight from 0 to 1 of a setting by its source, as far as the reason says; by `_WEIGHTS` where it does not.
@@ -205,8 +200,11 @@ _SCHEDULED = frozenset({"lr", "momentum", "betas"})
 """Hyper-parameters that schedulers change."""
 
 
-def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[SettingChange, ...]:
-    """Settings that differ, the heaviest first; from weight 0.5 on a change explains the divergence, if there is one.
+_WEIGHT = attrgetter("weight")
+
+
+def setting_changes(a: Run, b: Run, blame: Blame) -> tuple[SettingChange, ...]:
+    """Settings that differ, the heaviest first; without a divergence none explains anything.
 
     Left out are noise, what a list of arrays lacks, and what the document of optimizers says of a hyper-parameter that
     `blame.hyperparameters` has too. Where the distance is rounding, what rounds otherwise is raised to 0.9 and the
@@ -216,34 +214,59 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
     Args:
         a: one run.
         b: the other run.
-        blame: facts of the divergence; None for no divergence.
+        blame: facts of the divergence.
     """
-    blame = blame or Blame()
     changes: list[SettingChange] = []
     recorded = {change.about for change in blame.hyperparameters}
     resumes = read_by_one(a, b) if blame.offset else set[str]()
     for change in (*blame.hyperparameters, *differences(a, b)):
-        weight = blame.weight(change)
-        if change.source == "command" and None in (change.a, change.b) and file_name(change.a or change.b) in resumes:
+        weight, one_sided = blame.weight(change), None in (change.a, change.b)
+        if change.source == "command" and one_sided and file_name(change.a or change.b) in resumes:
             weight = SAYS_NOTHING  # it has the run resume, which is compared part by part
-        if weight > 0 and not (change.source == OPTIMIZERS and change.about in recorded):
+        # what a list of arrays has no word of is not known to differ
+        unlisted = any(is_list(run.manifest) and value is None for run, value in ((a, change.a), (b, change.b)))
+        if weight > 0 and not unlisted and not (change.source == OPTIMIZERS and change.about in recorded):
             values = on_one_line(change.a, change.b)
-            explains = blame.at is not None and weight >= 0.5
-            changes.append(SettingChange(change.source, blame.shown_name(change), *values, explains, round(weight, 3)))
-    if blame.at is not None:
-        tuned = [change for change in changes if change.source in _OF_OPTIMIZERS and change.explains]
-        if blame.at.rounding and any(map(rounds_differently, changes)) and all(map(rounds_differently, tuned)):
-            changes = [  # an argument that changed such a setting is shown by it
-                replace(one, weight=max(one.weight, 0.9), explains=True)
-                if rounds_differently(one)
-                else replace(one, weight=min(one.weight, 0.75) if one.source in _OF_THE_SCRIPT else one.weight)
-                for one in changes
-            ]
-        named = [change for change in changes if change.source == "environment" and change.weight > SAYS_NOTHING]
-        if len(named) <= 3 and all(change.weight < 0.6 for change in changes):  # then it is probably one of these
-            changes = [replace(one, weight=0.8, explains=True) if one in named else one for one in changes]
-    changes.sort(key=lambda change: -change.weight)
-    silent = is_list(a.manifest), is_list(b.manifest)  # what a list of arrays has no word of is not known to differ
-    return tuple(
-        change for change in changes if not ((silent[0] and change.a is None) or (silent[1] and change.b is None))
-    )
+            changes.append(SettingChange(change.source, change.name, *values, round(weight, 3)))
+    at, tuned = blame.at, [change for change in changes if change.source in _OF_OPTIMIZERS and change.explains]
+    if at is None:
+        changes = [replace(one, weight=min(one.weight, UNLIKELY)) for one in changes]
+    elif at.rounding and any(map(rounds_differently, changes)) and all(map(rounds_differently, tuned)):
+        for place, one in enumerate(changes):  # an argument that changed such a setting is shown by it
+            least, most = 0.9 * rounds_differently(one), 0.75 if one.source in _OF_THE_SCRIPT else 1.0
+            changes[place] = replace(one, weight=max(min(one.weight, most), least))
+    named = [change for change in changes if change.source == "environment" and change.weight > SAYS_NOTHING]
+    if at is not None and len(named) <= 3 and all(change.weight < 0.6 for change in changes):  # it is one of these
+        changes = [replace(one, weight=0.8) if one in named else one for one in changes]
+    return tuple(sorted(changes, key=_WEIGHT, reverse=True))
+
+
+_NEAR = dict(zip(Nearness, (0.98, 0.95, 0.85, 0.7, 0.7, UNLIKELY), strict=True))
+_IN_COMMENTS = 0.05
+
+
+def weighed_by_code(
+    settings: tuple[SettingChange, ...], code: CodeChanges | None, *, rounding: bool = False
+) -> tuple[SettingChange, ...]:
+    """Settings re-sorted by weight, each changed file that explains weighed by its statement nearest to the divergence.
+
+    A file changed only in comments or names explains nothing. `settings` as they are where `code` is None.
+
+    Args:
+        settings: the strongest explanation first.
+        code: how the source files differ.
+        rounding: whether the distance is of the size of rounding: if any setting that differs rounds otherwise, files
+            keep their weight, so that flags and libraries come before code.
+    """
+    rounding &= any(map(rounds_differently, settings))
+    code = code or CodeChanges()
+    nearest = {one.change.file: one for one in reversed(code.ranked)}
+    weights = {name: _NEAR[one.nearness] for name, one in nearest.items() if not (rounding and one.likely)}
+
+    def weighed(change: SettingChange) -> SettingChange:
+        """The setting with the weight of its file, if it is one."""
+        near = weights.get(change.name, change.weight) if change.explains else change.weight
+        weight = _IN_COMMENTS if change.name in {*code.in_comments, *code.in_names} else near
+        return replace(change, weight=weight) if change.source == "sources" else change
+
+    return tuple(sorted(map(weighed, settings), key=_WEIGHT, reverse=True))

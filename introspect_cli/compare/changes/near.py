@@ -12,7 +12,7 @@ import ast
 import re
 import sys
 from collections import Counter, defaultdict
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from introspect_cli.compare.changes.statements import (
@@ -29,7 +29,7 @@ from introspect_cli.compare.changes.statements import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     from introspect_cli.compare.changes.statements import Change
 
@@ -214,27 +214,24 @@ class Code:
         same_file = [place for place in places if place[0] == by[0]]
         return same_class or same_file or (places if len(places) <= _MOST_MEANT else [])
 
-    def callees(self, statements: Iterable[Statement]) -> set[Definition]:
-        """Places of functions that these statements may call directly (`functions_meant`)."""
-        return {place for s in statements for name in s.calls for place in self.functions_meant(name, s.place)}
+    def reached_from(self, *places: Definition, depth: int = 0) -> Depths:
+        """Statements of these functions and of all that they call or name, each with `depth` plus the calls between."""
+        return self.with_what_runs({s: depth for place in places for s in self.by_definition.get(place, ())})
 
-    def reached_from(self, places: Iterable[Definition], depth: int = 0) -> Depths:
-        """Statements of these functions and of all that they call or name, each with `depth` plus the calls between.
+    def with_what_runs(self, depths: Depths) -> Depths:
+        """These statements and those of all functions that they call or name, each with a depth more for each call."""
+        return _closure(depths, self._statements_inside, sys.maxsize)
 
-        `forward` and `backward` of a class whose `apply` is called count as called. A statement has its smallest depth.
+    def _statements_inside(self, statement: Statement) -> Iterator[Statement]:
+        """Those of functions that a statement calls or names.
+
+        `forward` and `backward` of a class whose `apply` is called count as called.
         """
-        depths: Depths = {}
-        seen, edge = set[Definition](), {*places}
-        while edge:
-            seen |= edge
-            inside = [statement for place in edge for statement in self.by_definition.get(place, ())]
-            depths = dict.fromkeys(inside, depth) | depths
-            edge = {p for s in inside for name in s.calls | s.takes for p in self.functions_meant(name, s.place)}
-            applied = (name for s in inside if "apply" in s.calls for name in s.takes)
-            edge |= {place for name in applied for place in self.methods(name, "forward", "backward")}
-            edge -= seen
-            depth += 1
-        return depths
+        named = statement.calls | statement.takes
+        places = {place for name in named for place in self.functions_meant(name, statement.place)}
+        for name in statement.takes if "apply" in statement.calls else ():
+            places |= self.methods(name, "forward", "backward")
+        return (each for place in places for each in self.by_definition.get(place, ()))
 
     def statements_behind(self, seeds: Iterable[Statement], stop: Container[str]) -> Depths:
         """Statements whose values may reach `seeds`, each with its distance, from 0 for seeds to `_MOST_VALUES` - 1.
@@ -242,12 +239,7 @@ class Code:
         A step leads to the statements around one, to those that give what it takes (what it takes as a parameter comes
         from where the function is called or handed on), and to returns of what it calls. Names in `stop` lead nowhere.
         """
-        depths: Depths = {}
-        edge = dict.fromkeys(seeds)
-        for depth in range(_MOST_VALUES):
-            depths |= dict.fromkeys(edge, depth)
-            edge = {giver: None for s in edge for giver in self._statements_before(s, stop) if giver not in depths}
-        return depths
+        return _closure(dict.fromkeys(seeds, 0), partial(self._statements_before, stop=stop), _MOST_VALUES - 1)
 
     def _statements_before(self, statement: Statement, stop: Container[str]) -> Iterator[Statement]:
         """Statements one step behind."""
@@ -263,6 +255,17 @@ class Code:
         """Outermost statements around calls of `backward`, with all statements in them; none for a call outside any."""
         heads = {s.around[0] for s in self.callers.get("backward", ()) if s.around}
         return {s for s in self.statements if s in heads or heads.intersection(s.around)}
+
+
+def _closure(seeds: Depths, step: Callable[[Statement], Iterable[Statement]], most: int) -> Depths:
+    """Statements that at most so many steps lead to, each with the smallest number of steps, after that of its seed."""
+    depths: Depths = {}
+    edge = seeds
+    while edge and most >= 0:
+        depths |= edge
+        edge = {other: depth + 1 for s, depth in edge.items() for other in step(s) if other not in depths}
+        most -= 1
+    return depths
 
 
 _MOST_MEANT = 3
@@ -351,12 +354,10 @@ def _reach(code: Code, clues: Clues, side: int) -> tuple[Depths, ...]:
     leads = _LEADS_BY_REASON.get(clues.reason, Leads())
     between = code.training_loops() if "between" in leads.through else set[Statement]()
     if "called" in leads.through:
-        between |= code.reached_from(code.callees(between)).keys()
-    computes = (
-        code.reached_from({s.place for s in recorded})
-        if clues.reason == "raised"
-        else _computing(code, clues, leads, models, between)
-    )
+        between |= code.with_what_runs(dict.fromkeys(between, 0)).keys()
+    computes = _computing(code, clues, leads, models, between)
+    if clues.reason == "raised":
+        computes = code.reached_from(*(s.place for s in recorded))
     if clues.gap:  # what was not recorded may be anything
         between.update(code.statements)
     return recorded, computes, code.statements_behind([*recorded, *computes], models), dict.fromkeys(between, 0)
@@ -373,26 +374,25 @@ def _computing(code: Code, clues: Clues, leads: Leads, models: frozenset[str], b
         between: what a step runs; where it is known, no other call of a model is one of the training.
     """
     reason, through = clues.reason, leads.through
-    named = clues.words | {*clues.optimizers} if {"words", "modules"} & {*through} else frozenset()
+    named = clues.words | {*clues.optimizers} if {"words", "modules"} & {*through} else set[str]()
+    named |= {clues.tensor} if "tensor" in through else set()
     near: Depths = {s: 0 for s in code.statements if named & (s.gives | s.calls)}
-    if "tensor" in through:
-        near |= dict.fromkeys(code.givers.get(clues.tensor, ()), 0)
     modules = {*clues.classes, *clues.inside} if "modules" in through else {*clues.optimizers}
     methods = {place for name in modules for place in code.methods(name, *_FORWARD, "step")}
-    near = code.reached_from(methods, reason == "structure") | near
+    near = code.reached_from(*methods) | near
     # lines on record of a random state that differs are of seedings
     pattern = re.compile(_SEED if reason == "rng" and any(clues.lines) else leads.calls)
     near = {s: 1 for s in code.statements if any(map(pattern.search, s.calls | s.gives))} | near
     if "data" in through and not clues.batch_is_equal:
         gets = {s.place for s in code.statements if s.scope.endswith(_GETS) or re.search(_DATA, s.scope)}
-        near = code.reached_from(gets, 1) | near
+        near = code.reached_from(*gets, depth=1) | near
     if "loss" in through:
         starts = code.callers_of(models if reason == "script" else _BACKWARD)
         if reason == "script" and between and not clues.evaluates:
             starts &= between
         starts |= {s for s in code.statements if s.scope.endswith(_LEADS)}
         near = code.statements_behind(starts, models) | near
-    return code.reached_from(code.callees(s for s in near if near[s] <= 1), 2) | near
+    return code.with_what_runs({s: 1 for s, depth in near.items() if depth <= 1}) | near
 
 
 _ELSEWHERE = ORDER.index(Nearness.ELSEWHERE), 0

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from dataclasses import dataclass, field
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from itertools import takewhile
 from pathlib import PurePath
 from textwrap import dedent
@@ -24,9 +23,17 @@ from introspect_cli.compare.changes.statements import (
     changed_file,
     first_line,
     statements_of,
-    tree_of,
+    syntax_of,
 )
-from introspect_cli.compare.changes.values import Difference, Names, Reader, Value, differences, parameters_of
+from introspect_cli.compare.changes.values import (
+    STATEMENTS,
+    Difference,
+    Names,
+    Reader,
+    Value,
+    differences,
+    parameters_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +43,7 @@ if TYPE_CHECKING:
 
 _ALIKE = 0.5
 _MOST_PASSES = 4
-_MOST_REROUTED = 3
+_MOST_REROUTED = 4
 _NAMED = frozenset({"attribute", "name", "keyword", "defines"})
 """Kinds of values whose name is the only thing that a rename changes."""
 
@@ -50,57 +57,52 @@ class WrittenStatement(NamedTuple):
     line: int
 
 
-@dataclass
 class Version:
     """The files of a version that differ from the other's.
 
     Attributes:
         texts: they, by name.
-        modules: names under which both versions' files are imported.
         nodes: functions, classes and files, by place.
         effects: what each of them does.
-        heads: the line in which each begins.
         calls: those that it makes.
+        at: the innermost statement of each line.
+        inside: statements of each function, class or file, by their texts.
         names: what names mean.
+        bound: names that its files bind.
         words: all identifiers.
-        bound: those that its files bind.
-        read_inside: names that functions and classes read and do not bind.
+        read_inside: names that functions read and do not bind.
     """
 
-    texts: Mapping[str, str]
-    modules: frozenset[str]
-    nodes: dict[Definition, Any] = field(default_factory=dict)
-    effects: dict[Definition, list[Value]] = field(default_factory=dict)
-    heads: dict[Definition, Value] = field(default_factory=dict)
-    calls: dict[Definition, list[Value]] = field(default_factory=dict)
-    names: Names = field(default_factory=Names)
-    words: set[str] = field(default_factory=set)
-    bound: set[str] = field(default_factory=set)
-    read_inside: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        """Parse all files at once and fill `nodes`, `words` and `bound`; SyntaxError for one that cannot be parsed."""
-        self.lines: dict[str, list[str]] = {}
-        self.statements: dict[str, list[WrittenStatement]] = {}
-        for file, text in self.texts.items():
-            self.nodes[file, ""] = tree = ast.parse(text)
-            self.lines[file] = text.replace("\r\n", "\n").split("\n")
-            found = statements_of(file, tree.body)
-            self.statements[file] = [self.statement_at(file, *each.lines, each.scope) for each in found]
-            for node, name in _definitions(tree.body, ""):
-                self.nodes[file, name] = node
-                used = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
-                stored = {each.id for each in used if isinstance(each.ctx, ast.Store)}
-                self.read_inside |= {each.id for each in used} - stored
-            for node in ast.walk(tree):
-                names = {str(word) for key in ("id", "attr", "arg", "name") if (word := getattr(node, key, None))}
-                self.words |= names
-                if isinstance(node, ast.arg) or isinstance(getattr(node, "ctx", None), ast.Store):
-                    self.bound |= names
-        self.names = Names(self.modules)
+    def __init__(self, texts: Mapping[str, str], modules: frozenset[str]) -> None:
+        """Read the names of all files at once; nothing that they do. `modules` are names of files as imported."""
+        trees = {file: ast.parse(text) for file, text in texts.items()}
+        statements = [each for file, tree in trees.items() for each in statements_of(file, tree.body)]
+        self.texts, self.names = texts, Names(modules, refused=set())
+        self.nodes: dict[Definition, Any] = {(file, ""): tree for file, tree in trees.items()}
+        self.effects: dict[Definition, list[Value]] = {}
+        self.calls: dict[Definition, list[Value]] = {}
+        self.lines = {file: text.replace("\r\n", "\n").split("\n") for file, text in texts.items()}
+        self.at: dict[tuple[str, int], WrittenStatement] = {}
+        self.inside: dict[Definition, dict[str, WrittenStatement]] = {}
+        for each in statements:
+            written = self.statement_at(each.file, *each.lines, each.scope)
+            if not (isinstance(each.node, ast.Expr) and isinstance(each.node.value, ast.Constant)):  # no docstring
+                self.inside.setdefault(each.place, {})[written.side.text] = written
+            self.at |= dict.fromkeys(((each.file, n) for n in range(written.line, written.side.last + 1)), written)
+            outer = each.file, each.scope.rpartition(".")[0]
+            if isinstance(each.node, DEFINITIONS) and outer in self.nodes and not each.around:
+                self.nodes[each.place] = each.node
+        every = [node for tree in trees.values() for node in ast.walk(tree)]
+        binding = [n for n in every if isinstance(n, ast.arg) or isinstance(getattr(n, "ctx", None), ast.Store)]
+        self.bound = _names_in(binding)
+        self.words = _names_in(every)
+        self.read_inside: set[str] = set()
+        for node in (node for (_, name), node in self.nodes.items() if name):
+            used = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+            self.read_inside |= _names_in(used) - _names_in(each for each in used if isinstance(each.ctx, ast.Store))
 
     def read(self, interned: Interned) -> None:
-        """Fill `effects`, `heads` and `calls` anew for all functions, classes and files, by the current `names`.
+        """Fill `effects` and `calls` anew for all functions, classes and files, by the current `names`.
 
         Args:
             interned: keys of values, the same mapping for both versions; it grows.
@@ -113,9 +115,8 @@ class Version:
             for place, node in self.nodes.items():
                 if place[0] == file:
                     reader = Reader(interned, self.names, file)
-                    reader.read_definition(node, dict(env), self.names.numbers.get(place))
+                    reader.read(node, env if place[1] else {}, self.names.numbers.get(place))
                     self.effects[place] = reader.all_effects()
-                    self.heads[place] = reader.make("head", node)
                     self.calls[place] = reader.calls
 
     def statement_of(self, value: Value | None) -> WrittenStatement | None:
@@ -123,9 +124,8 @@ class Version:
         if value is None:
             return None
         number = getattr(value.node, "lineno", 0)
-        around = [each for each in self.statements.get(value.file, ()) if each.side.first <= number <= each.side.last]
-        inner = min(around, key=lambda each: (each.side.last - each.side.first, -len(each.scope)), default=None)
-        return None if inner is None else inner._replace(line=number)
+        found = self.at.get((value.file, number))
+        return None if found is None else found._replace(line=number)
 
     def whole_definition(self, place: Definition) -> WrittenStatement:
         """The function or class at a place of `nodes` as one statement, with decorators and body."""
@@ -138,23 +138,24 @@ class Version:
         text = dedent("\n".join(self.lines[file][first - 1 : last]))
         return WrittenStatement(file, scope, Side(first, last, text), first)
 
-    def beside(self, line: WrittenStatement, file_b: str = "") -> dict[str, WrittenStatement]:
-        """This version's statements of the file and scope of `line`, by their texts.
+    def beside(self, *lines: WrittenStatement | None) -> dict[str, WrittenStatement]:
+        """This version's statements by their texts: of the file and scope of the first of `lines` whose file it has.
 
-        Those of `file_b` where it has no such file; {} where it has neither.
+        {} where it has none.
         """
-        file = line.file if line.file in self.texts else file_b
-        return {each.side.text: each for each in self.statements.get(file, ()) if each.scope == line.scope}
+        at = next(((line.file, line.scope) for line in lines if line is not None and line.file in self.texts), ("", ""))
+        return self.inside.get(at, {})
 
-    def replaced_by(self, line: WrittenStatement, other: Version) -> WrittenStatement | None:
+    def replaced_by(self, line: WrittenStatement, other: Version, near: Value | None) -> WrittenStatement | None:
         """The statement of `other` that most likely took the place of `line`; None where none is alike over `_ALIKE`.
 
-        Only statements of the same scope count whose text this version's scope does not have.
+        Only statements of the same scope count whose text this version's scope does not have. The line that is meant is
+        that of `near`, a value of `other`, where it is in the statement.
         """
-        left = other.beside(line).keys() - self.beside(line).keys()
-        ratios = {text: SequenceMatcher(None, line.side.text, text, autojunk=False).ratio() for text in sorted(left)}
-        best = max(ratios, key=ratios.__getitem__, default="")
-        return other.beside(line)[best] if ratios.get(best, 0.0) > _ALIKE else None
+        there = other.beside(line)
+        best = get_close_matches(line.side.text, sorted(there.keys() - self.beside(line).keys()), 1, _ALIKE)
+        made = other.statement_of(near)
+        return None if not best else made if made and made.side == there[best[0]].side else there[best[0]]
 
     def keys_inside(self, place: Definition) -> frozenset[int]:
         """Keys of all values in the effects of a function or class, and of what is nested in it."""
@@ -163,13 +164,9 @@ class Version:
         return frozenset().union(*(effect.inside for p in (place, *inner) for effect in self.effects[p]))
 
 
-def _definitions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[ast.AST, str]]:
-    """Functions, classes and methods of a body with qualified names; those inside functions are left out."""
-    for node in body:
-        if isinstance(node, DEFINITIONS):
-            yield node, prefix + node.name
-            if isinstance(node, ast.ClassDef):
-                yield from _definitions(node.body, f"{prefix}{node.name}.")
+def _names_in(nodes: Iterable[ast.AST]) -> set[str]:
+    """Identifiers of the nodes themselves."""
+    return {str(word) for node in nodes for key in ("id", "attr", "arg", "name") if (word := getattr(node, key, None))}
 
 
 def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Iterable[str] = ()) -> list[Change]:
@@ -197,13 +194,14 @@ def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Itera
             break
     changes: dict[object, Change] = {}
     for difference in found:
-        for one, two, moved in _statements_of(a, b, difference):
-            _add_change(changes, one, two, moved=moved)
+        for one, two in _statements_of(a, b, difference):
+            _add_change(changes, one, two)
     for version, matched in ((a, {*pairs.values()}), (b, {*pairs})):
         left = version.nodes.keys() - matched
         for file, name in sorted(left):
             outer, _, last = name.rpartition(".")
-            if name and last not in version.names.inlined and (file, outer) not in left:
+            hidden = version.names.inlined.keys() - version.names.refused
+            if name and last not in hidden and (file, outer) not in left:
                 line = version.whole_definition((file, name))
                 _add_change(changes, *((line, None) if version is a else (None, line)))
     return sorted(changes.values(), key=lambda change: (change.file, change.line))
@@ -216,90 +214,59 @@ def changed_between(
 
     A file that Python cannot parse is one change of unit `file`. Arguments are those of `changed`.
     """
-    whole = [
-        file
-        for file in dict.fromkeys([*texts_a, *texts_b])
-        if not all(tree_of(texts[file]) for texts in (texts_a, texts_b) if file in texts)
-    ]
+    syntax = [{file: syntax_of(text) for file, text in texts.items()} for texts in (texts_a, texts_b)]
+    whole = [file for file in dict.fromkeys([*texts_a, *texts_b]) if None in (each.get(file, "") for each in syntax)]
     parsed_a, parsed_b = ({f: t for f, t in texts.items() if f not in whole} for texts in (texts_a, texts_b))
     changes = [changed_file(file, texts_a.get(file), texts_b.get(file)) for file in whole]
     changes += changed(parsed_a, parsed_b, files)
     quiet = parsed_a.keys() & parsed_b.keys() - {file for each in changes for file in (each.file, each.file_a)}
-    in_comments = [
-        file for file in quiet if _syntax_without_comments(texts_a[file]) == _syntax_without_comments(texts_b[file])
-    ]
+    in_comments = [file for file in quiet if syntax[0][file] == syntax[1][file]]
     return changes, sorted(in_comments), sorted(quiet - {*in_comments})
-
-
-def _syntax_without_comments(text: str) -> str:
-    """A file's syntax as text, without comments and docstrings, definitions sorted by name: to be compared."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, *DEFINITIONS)):
-            if ast.get_docstring(node, clean=False) is not None:
-                node.body.pop(0)
-            node.body.sort(key=lambda each: getattr(each, "name", "") if isinstance(each, DEFINITIONS) else "")
-    return ast.dump(tree)
-
-
-def _statements_on_sides(
-    a: Version, b: Version, found: Difference
-) -> tuple[WrittenStatement | None, WrittenStatement | None]:
-    """The statements of a and of b that wrote a difference; None where one has none.
-
-    Where code was put around a value in one version, the other's is the statement that it replaced.
-    """
-    around = found.around or (None, None)
-    one, two = a.statement_of(found.a or around[0]), b.statement_of(found.b or around[1])
-    if found.wrapped is not None and one is not None and two is not None:
-        made_a, made_b = a.statement_of(found.wrapped[0]), b.statement_of(found.wrapped[1])
-        if found.wrapped[1] is found.b and made_a is not None and made_a[:3] != one[:3]:  # it was around in a
-            return one, a.replaced_by(one, b)
-        if found.wrapped[0] is found.a and made_b is not None and made_b[:3] != two[:3]:
-            return b.replaced_by(two, a), two
-    return one, two
 
 
 def _statements_of(
     a: Version, b: Version, found: Difference
-) -> Iterator[tuple[WrittenStatement | None, WrittenStatement | None, bool]]:
-    """Pairs of statements of a difference (None where one has none), each with whether it only moved.
+) -> Iterator[tuple[WrittenStatement | None, WrittenStatement | None]]:
+    """Pairs of statements of a difference; None where one has none.
 
-    Moved also where both versions have both statements. Where they are one statement, its value takes another way: then
-    it is the statements of the scope that one version alone has, if they are at most `_MOST_REROUTED`, else that
-    statement.
+    A statement that both versions have, in one function, is no change by itself: two of them moved, and where they are
+    one, its value takes another way. Then it is the statements of the function that one version alone has, if they are
+    at most `_MOST_REROUTED`, else that statement. Where one version alone has a statement, the other's is the one that
+    it most likely replaced.
     """
-    one, two = _statements_on_sides(a, b, found)
-    if one is None or two is None or found.moved:
-        yield one, two, found.moved
-        return
-    in_a, in_b = a.beside(one, two.file), b.beside(two, one.file)
-    if two.side.text not in in_a or one.side.text not in in_b:
-        yield one, two, False
-    elif one.side.text != two.side.text:
-        yield in_a[two.side.text], two, True
+    one, two = a.statement_of(found.a), b.statement_of(found.b)
+    in_a, in_b = a.beside(one, two), b.beside(two, one)
+    stand = [each is None or each.side.text in texts for each, texts in ((one, in_b), (two, in_a))]
+    alone = None in found[:2] and any(part.kind in STATEMENTS for part in found[:2] if part)
+    if found.moved or (alone and not all(stand)):
+        yield one, two
+    elif not all(stand):
+        one, two = (None if stays else each for each, stays in zip((one, two), stand, strict=True))
+        near = found.around or (None, None)
+        yield one or (two and b.replaced_by(two, a, near[0])), two or (one and a.replaced_by(one, b, near[1]))
+    elif one is not None and two is not None and one.side.text != two.side.text:
+        yield in_a[two.side.text], two
     else:
         gone = [line for text, line in in_a.items() if text not in in_b]
         come = [line for text, line in in_b.items() if text not in in_a]
         if not 0 < len(gone) + len(come) <= _MOST_REROUTED:
-            yield one, two, False
+            yield one, two
         elif len(gone) == len(come):
-            yield from ((x, y, False) for x, y in zip(gone, come, strict=True))
+            yield from zip(gone, come, strict=True)
         else:
-            yield from ((x, None, False) for x in gone)
-            yield from ((None, y, False) for y in come)
+            yield from ((x, None) for x in gone)
+            yield from ((None, y) for y in come)
 
 
-def _add_change(
-    changes: dict[object, Change], a: WrittenStatement | None, b: WrittenStatement | None, *, moved: bool = False
-) -> None:
-    """Add a change of the statements `a` and `b` to `changes`.
+def _add_change(changes: dict[object, Change], a: WrittenStatement | None, b: WrittenStatement | None) -> None:
+    """Add a change of the statements `a` and `b` to `changes`; it moved where they are equal.
 
     Nothing if one of the same file and sides is there, or if both are None.
     """
     side = b or a
     if side is not None:
         file_a = a.file if a is not None and b is not None and a.file != b.file else ""
+        moved = a is not None and b is not None and a.side.text == b.side.text
         unit: Literal["moved", "statement"] = "moved" if moved else "statement"
         change = Change(side.file, side.scope, a and a.side, b and b.side, unit, side.line, file_a)
         changes.setdefault((change.file, file_a, change.a, change.b), change)
@@ -315,43 +282,35 @@ def _imported_as(file: str) -> Iterator[str]:
 def _paired_definitions(a: Version, b: Version) -> dict[Definition, Definition]:
     """Functions, classes and files of b, each with the one of a that it is: b's place to a's.
 
-    First equal places; then a name that just one file of each version has left; then the most alike, classes before
-    functions, in paired classes: by the share of their values, over `_ALIKE`, which an equal last name raises by 1.
+    First equal places; then the most alike, classes before functions, in paired classes: by the share of their values,
+    over `_ALIKE`, which an equal last name raises by 1.
     """
     pairs = {place: place for place in b.nodes if place in a.nodes}
-    left, right = ([p for p in v.nodes if p not in pairs and p[1]] for v in (a, b))
-    names = [Counter(name for _, name in places) for places in (left, right)]
-    moved = {name: (file, name) for file, name in left if names[0][name] == names[1][name] == 1}
-    pairs |= {place: moved[place[1]] for place in right if place[1] in moved}
-    for is_class in (True, False):
-        taken = set(pairs.values())
-        right = [p for p in b.nodes if p[1] and p not in pairs]
-        contents = {p: a.keys_inside(p) for p in a.nodes if p[1] and p not in taken}
-        likely = []
-        for place in right:
-            own = b.keys_inside(place)
-            for other, keys in contents.items():
-                kinds = [isinstance(node, ast.ClassDef) for node in (a.nodes[other], b.nodes[place])]
-                if kinds == [is_class, is_class] and _owner_in_a(place, pairs) == other[1].rpartition(".")[0]:
-                    same_name = other[1].rpartition(".")[2] == place[1].rpartition(".")[2]
-                    likely.append((len(own & keys) / max(len(own | keys), 1) + same_name, place, other))
-        for like, place, other in sorted(likely, reverse=True):
-            if like > _ALIKE and place not in pairs and other not in taken:
-                pairs[place] = other
-                taken.add(other)
+    own_a, own_b = ({p: v.keys_inside(p) for p in v.nodes if p[1] and p not in pairs} for v in (a, b))
+    likely = [
+        (is_class, len(own & keys) / max(len(own | keys), 1) + (_last(other) == _last(place)), place, other)
+        for place, own in own_b.items()
+        for other, keys in own_a.items()
+        if (is_class := isinstance(b.nodes[place], ast.ClassDef)) == isinstance(a.nodes[other], ast.ClassDef)
+    ]
+    for _, like, place, other in sorted(likely, reverse=True):
+        outer = place[1].rpartition(".")[0]
+        owner = pairs.get((place[0], outer), ("", outer))[1]  # of its class if that is paired, else its name in b
+        is_left = place not in pairs and other not in pairs.values() and owner == other[1].rpartition(".")[0]
+        if like > _ALIKE and is_left:
+            pairs[place] = other
     return pairs
 
 
-def _owner_in_a(place: Definition, pairs: Mapping[Definition, Definition]) -> str:
-    """Name in a of what is around a place of b: of its class if that is paired, else the name in b; "" for a file."""
-    outer = place[1].rpartition(".")[0]
-    return pairs.get((place[0], outer), ("", outer))[1]
+def _last(place: Definition) -> str:
+    """The last part of a function's or class's name."""
+    return place[1].rpartition(".")[2]
 
 
 def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition]) -> Iterator[Difference]:
     """Differences of all paired functions, classes and files, then effects of files that one version alone has.
 
-    No difference are a definition that moved to another file with an equal value, a name that one version alone binds
+    No difference are a name of a file that moved to another file with an equal value, one that one version alone binds
     (what reads it differs, unless functions of both versions read it), and a parameter's added or removed default.
     Where effects do not differ, calls that are made another number of times are differences.
 
@@ -360,36 +319,33 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
         b: the other.
         pairs: b's places to a's.
     """
-    keys = [{e.key for p, effects in v.effects.items() if not p[1] for e in effects} for v in (a, b)]
-    common = keys[0] & keys[1]
+    tops = [[e for place, effects in version.effects.items() if not place[1] for e in effects] for version in (a, b)]
+    names = [{e.parts[0] for e in top if e.kind == "defines"} for top in tops]
+    common = {e.key for e in tops[0]} & {e.key for e in tops[1]}
+    new = (names[0] ^ names[1]) - (a.read_inside & b.read_inside)
+
+    def effects_of(version: Version, place: Definition) -> list[Value]:
+        """Effects of a function or class; of a file, without names that moved or that are new."""
+        every = version.effects[place]
+        return [e for e in every if e.kind != "defines" or place[1] or (e.key not in common and e.parts[0] not in new)]
+
     for place, other in sorted(pairs.items()):
-        sides, nodes = (a.effects[other], b.effects[place]), (a.nodes[other], b.nodes[place])
-        if not place[1]:
-            moved = {e.key for e in (*sides[0], *sides[1]) if e.kind == "defines"} & common
-            both = {e.key for e in sides[0]} & {e.key for e in sides[1]}
-            names = [{e.parts[0] for e in effects if e.kind == "defines"} for effects in sides]
-            new = (names[0] ^ names[1]) - (a.read_inside & b.read_inside)
-            sides = tuple(
-                [e for e in effects if e.key not in moved - both and not (e.kind == "defines" and e.parts[0] in new)]
-                for effects in sides
-            )  # type: ignore[assignment] # of two
+        calls = a.calls[other], b.calls[place]
         found = [
             one
-            for one in differences(*sides, (a.heads[other], b.heads[place]))
-            if not (_is_called_as_often(one, a.calls[other], b.calls[place]) or _is_added_default(one, *nodes))
+            for one in differences(effects_of(a, other), effects_of(b, place))
+            if not (_is_called_as_often(one, *calls) or _is_added_default(one, a.nodes[other], b.nodes[place]))
         ]
         yield from found
         if not found:  # the same values, of other calls: they may draw, or count
-            calls = [{call.key: call for call in version.calls[p]} for version, p in ((a, other), (b, place))]
-            counts = [Counter(call.key for call in version.calls[p]) for version, p in ((a, other), (b, place))]
-            yield from (Difference(calls[0][key], None) for key in counts[0] - counts[1])
-            yield from (Difference(None, calls[1][key]) for key in counts[1] - counts[0])
+            by_key = [{call.key: call for call in made} for made in calls]
+            counts = [Counter(call.key for call in made) for made in calls]
+            yield from (Difference(by_key[0][key], None) for key in counts[0] - counts[1])
+            yield from (Difference(None, by_key[1][key]) for key in counts[1] - counts[0])
     for version, matched in ((a, {*pairs.values()}), (b, {*pairs})):  # files that only one version has
-        for place in version.nodes.keys() - matched:
-            if not place[1]:
-                for effect in version.effects[place]:
-                    if effect.key not in common:
-                        yield Difference(effect, None) if version is a else Difference(None, effect)
+        alone = [place for place in version.nodes.keys() - matched if not place[1]]
+        for effect in (each for place in alone for each in effects_of(version, place) if each.key not in common):
+            yield Difference(effect, None) if version is a else Difference(None, effect)
 
 
 def _is_added_default(one: Difference, a: ast.AST, b: ast.AST) -> bool:
@@ -403,7 +359,7 @@ def _is_added_default(one: Difference, a: ast.AST, b: ast.AST) -> bool:
     mine, other = (a, b) if one.b is None else (b, a)
     if not (isinstance(mine, FUNCTIONS) and isinstance(other, FUNCTIONS)):
         return False
-    names, given = {argument.arg for argument in parameters_of(other)}, mine.args
+    names, given = {argument.arg for argument, _ in parameters_of(other)}, mine.args
     alone = [*takewhile(lambda each: each.arg not in names, reversed([*given.posonlyargs, *given.args]))]
     return part.node in {*given.defaults[::-1][: len(alone)], *given.kw_defaults}
 
@@ -434,25 +390,22 @@ def _learn_names(a: Version, b: Version, pairs: Mapping[Definition, Definition],
         pairs: b's places to a's.
         found: the differences so far.
     """
-    simple = [{name.rpartition(".")[2] for _, name in version.nodes} for version in (a, b)]
-    renamed = dict(b.names.renamed)
-    for (_, new), (_, old) in pairs.items():
-        last, was = new.rpartition(".")[2], old.rpartition(".")[2]
-        if last != was and last not in simple[0] and was not in simple[1]:
-            renamed[last] = was
-    votes: Counter[tuple[str, str]] = Counter()
-    for one, two in ((each.a, each.b) for each in found):
+    simple = [{_last(place) for place in version.nodes} for version in (a, b)]
+    free = a.bound - b.words - simple[0], b.bound - a.words - simple[1]
+    named = {(_last(place), _last(other)) for place, other in pairs.items()}
+    renamed = {new: old for new, old in named if new != old and new not in simple[0] and old not in simple[1]}
+    votes: set[tuple[str, str]] = set()
+    for one, two, _ in found:
         if one is not None and two is not None and one.kind == two.kind and one.kind in _NAMED:
-            names = [next(part for part in value.parts if isinstance(part, str)) for value in (one, two)]
-            if names[0] in a.bound - b.words - simple[0] and names[1] in b.bound - a.words - simple[1]:
-                votes[names[1], names[0]] += 1
+            old, new = (next(part for part in value.parts if isinstance(part, str)) for value in (one, two))
+            votes |= {(new, old)} if old in free[0] and new in free[1] else set()
     news, olds = Counter(new for new, _ in votes), Counter(old for _, old in votes)
-    renamed |= {new: old for new, old in votes if news[new] == olds[old] == 1}
+    renamed = {**b.names.renamed, **renamed, **{new: old for new, old in votes if news[new] == olds[old] == 1}}
     before = a.names, b.names
-    a.names = Names(a.modules, {}, _unpaired_functions(a, {*pairs.values()}))
-    numbers = {place: _numbers_in_a(a.nodes[other], b.nodes[place]) for place, other in pairs.items()}
-    numbers = {place: held for place, held in numbers.items() if held}
-    b.names = Names(b.modules, renamed, _unpaired_functions(b, {*pairs}), numbers)
+    a.names = a.names._replace(inlined=_unpaired_functions(a, {*pairs.values()}))
+    held = {place: _numbers_in_a(a.nodes[other], b.nodes[place]) for place, other in pairs.items()}
+    numbers = {place: of for place, of in held.items() if of}
+    b.names = b.names._replace(renamed=renamed, inlined=_unpaired_functions(b, {*pairs}), numbers=numbers)
     return before != (a.names, b.names)
 
 
@@ -463,7 +416,7 @@ def _numbers_in_a(one: ast.AST, two: ast.AST) -> dict[str, int]:
     """
     if not (isinstance(one, FUNCTIONS) and isinstance(two, FUNCTIONS)):
         return {}
-    old, new = ([argument.arg for argument in parameters_of(node)] for node in (one, two))
+    old, new = ([argument.arg for argument, _ in parameters_of(node)] for node in (one, two))
     numbers = {name: len(old) + place for place, name in enumerate(new)}
     for _, low, high, start, stop in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         numbers |= zip(new[start:stop], range(low, high), strict=False)  # the same, or renamed
@@ -482,6 +435,7 @@ def _unpaired_functions(
     found = {}
     for file, name in version.nodes.keys() - matched:
         node = version.nodes[file, name]
-        if isinstance(node, FUNCTIONS) and not node.decorator_list and not node.name.startswith("__"):
+        plain = isinstance(node, FUNCTIONS) and not (node.decorator_list or node.args.vararg or node.args.kwarg)
+        if plain and not node.name.startswith("__"):
             found[node.name] = file, node
     return {name: each for name, each in found.items() if times[name] == 1 and name not in {"forward", "step"}}

@@ -90,6 +90,20 @@ def tree_of(text: str) -> ast.Module | None:
         return None
 
 
+def syntax_of(text: str) -> str | None:
+    """A file's syntax as text, without comments and docstrings, definitions sorted by name: to be compared.
+
+    None where Python cannot parse it.
+    """
+    tree = tree_of(text)
+    for node in [] if tree is None else ast.walk(tree):
+        if isinstance(node, (ast.Module, *DEFINITIONS)):
+            if ast.get_docstring(node, clean=False) is not None:
+                node.body.pop(0)
+            node.body.sort(key=lambda each: getattr(each, "name", "") if isinstance(each, DEFINITIONS) else "")
+    return None if tree is None else ast.dump(tree)
+
+
 def first_line(node: ast.stmt) -> int:
     """The line in which a statement begins, decorators included."""
     decorators = node.decorator_list if isinstance(node, DEFINITIONS) else ()

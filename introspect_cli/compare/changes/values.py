@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from difflib import SequenceMatcher
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from introspect_cli.compare.changes.statements import DEFINITIONS, FUNCTIONS
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _TURNED = {ast.IsNot: ast.Is, ast.NotEq: ast.Eq, ast.NotIn: ast.In}
 _SWAPPED = {ast.Gt: ast.Lt, ast.GtE: ast.LtE}
-_STATEMENTS = frozenset(
+STATEMENTS = frozenset(
     {"do", "store", "return", "if", "loop", "with", "try", "match", "raise", "assert", "delete", "break", "continue"}
     | {"defines", "unused"}
 )
@@ -44,28 +45,31 @@ class Value:
         file: where that stands.
         key: equal for equal values of both versions.
         inside: keys of the values that it is made of, its own among them.
+        uses: how many values are made of it.
     """
 
-    __slots__ = ("file", "inside", "key", "kind", "node", "parts")
+    __slots__ = ("file", "inside", "key", "kind", "node", "parts", "uses")
+    __match_args__ = ("kind", "parts")
 
     def __init__(self, kind: str, parts: tuple[Any, ...], node: ast.AST, file: str, key: int) -> None:
         """Keep the parts, and collect the keys inside them."""
-        self.kind, self.parts, self.node, self.file, self.key = kind, parts, node, file, key
-        self.inside: frozenset[int] = frozenset({key}).union(*(p.inside for p in parts if isinstance(p, Value)))
+        self.kind, self.parts, self.node, self.file, self.key, self.uses = kind, parts, node, file, key, 0
+        values = [part for part in parts if isinstance(part, Value)]
+        self.inside: frozenset[int] = frozenset({key}).union(*(value.inside for value in values))
+        for value in values:
+            value.uses += 1
 
 
 class Difference(NamedTuple):
     """The smallest parts in which two versions differ; None for what only the other has.
 
     Attributes:
-        around: of a part that only one has, such as an argument of a call, what it is a part of.
-        wrapped: where something was put around a value, or taken away, that value in both versions.
+        around: of a part that only one has, what it is a part of; None for a whole effect.
     """
 
     a: Value | None
     b: Value | None
     around: tuple[Value, Value] | None = None
-    wrapped: tuple[Value, Value] | None = None
 
     @property
     def moved(self) -> bool:
@@ -84,23 +88,26 @@ class Names(NamedTuple):
         renamed: functions, classes, variables of files and attributes that have another name in the other version.
         inlined: functions that the other version lacks, whose calls stand for what they do.
         numbers: of b's functions, by place, the numbers that their parameters have in a, where these are others.
+        refused: functions to inline that a call could not be replaced by; filled as calls are read.
     """
 
     modules: frozenset[str] = frozenset()
     renamed: Mapping[str, str] = {}
     inlined: Mapping[str, tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]] = {}
     numbers: Mapping[Definition, Mapping[str, int]] = {}
+    refused: set[str] = set()  # noqa: RUF012 - each version gives its own
 
 
 Interned: TypeAlias = "dict[object, int]"
 """The keys of the values of both versions."""
 
 
-def parameters_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[ast.arg]:
-    """The parameters of a function, in the order of their numbers: those with `*` and `**` last."""
+def parameters_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[tuple[ast.arg, ast.expr | None]]:
+    """The parameters of a function with their defaults, in the order of their numbers: those with `*` and `**` last."""
     given = node.args
-    rest = filter(None, (given.vararg, given.kwarg))
-    return [*given.posonlyargs, *given.args, *given.kwonlyargs, *rest]
+    placed, rest = [*given.posonlyargs, *given.args], filter(None, (given.vararg, given.kwarg))
+    defaults = [*[None] * (len(placed) - len(given.defaults)), *given.defaults, *given.kw_defaults]
+    return [*zip_longest([*placed, *given.kwonlyargs, *rest], defaults)]
 
 
 _OF_OTHERS = frozenset({"argument", "each", "part", "attribute", "Subscript"})
@@ -111,7 +118,7 @@ class Reader:
     """Reads one function, class body or file into `effects` and `calls`."""
 
     def __init__(self, interned: Interned, names: Names, file: str) -> None:
-        """Begin without effects; nothing is read before a `read_` method or `value` is called."""
+        """Begin without effects; nothing is read before `read`, `read_block` or `value` is called."""
         self.names, self._interned, self._file = names, interned, file
         self.effects: list[Value] = []
         self.calls: list[Value] = []
@@ -124,32 +131,42 @@ class Reader:
         described = (kind, *((part.key,) if isinstance(part, Value) else (type(part), part) for part in parts))
         return Value(kind, parts, node, self._file, self._interned.setdefault(described, len(self._interned)))
 
-    def read_function(
-        self,
-        node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
-        env: Environment,
-        numbers: Mapping[str, int] | None = None,
+    def read(
+        self, node: Any, env: Environment, numbers: Mapping[str, int] | None = None, *, whole: bool = False
     ) -> None:
-        """Add the effects of a function: decorators, defaults, then its body; of a lambda, a `return`.
+        """Add the effects of a function, class or file: decorators, bases and defaults, then its body.
 
-        `env` is not changed. A parameter is known by its place, or by its number in `numbers`, not by its name.
+        Of a lambda, a `return`; of a class or file, `defines` for the names that it binds and that are no imports.
+
+        Args:
+            node: the syntax.
+            env: names around it; not changed.
+            numbers: a parameter is known by its place, or by its number here, not by its name.
+            whole: whether functions and classes inside a class or file are read too.
         """
-        if isinstance(node, FUNCTIONS):
-            for decorator in node.decorator_list:
-                self._add_effect("decorator", decorator, self.value(decorator, dict(env)))
-        inner, arguments = dict(env), node.args
-        for place, argument in enumerate(parameters_of(node)):
+        inner = dict(env)
+        heads = [each for name in ("decorator_list", "bases", "keywords") for each in getattr(node, name, ())]
+        for part in heads:
+            self._add_effect("head", part, self.value(getattr(part, "value", part), dict(env)))
+        if not isinstance(node, (*FUNCTIONS, ast.Lambda)):
+            self.read_block([each for each in node.body if whole or not isinstance(each, DEFINITIONS)], inner)
+            for name, value in inner.items():
+                if env.get(name) is not value and not isinstance(value.node, _IMPORTS):
+                    self._add_effect("defines", value.node, self.names.renamed.get(name, name), value)
+            return
+        for place, (argument, default) in enumerate(parameters_of(node)):
             number = (numbers or {}).get(argument.arg, place)
             inner[argument.arg] = self.make("argument", argument, self._depth, number)
-        places = [*arguments.posonlyargs, *arguments.args]
-        defaults = [*zip(reversed(places), reversed(arguments.defaults), strict=False)][::-1]
-        for argument, default in (*defaults, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)):
             if default is not None:
-                self._add_effect("default", default, inner[argument.arg].parts[1], self.value(default, dict(env)))
-        if isinstance(node, ast.Lambda):
-            self._add_effect("return", node.body, self.value(node.body, inner))
-        else:
-            self.read_block(node.body, inner)
+                self._add_effect("default", default, number, self.value(default, dict(env)))
+        body: Any = node.body
+        self.read_block([ast.copy_location(ast.Return(body), body)] if isinstance(node, ast.Lambda) else body, inner)
+
+    def _inner_reader(self, file: str) -> Reader:
+        """A reader of what is inside, one deeper."""
+        reader = Reader(self._interned, self.names, file)
+        reader._depth, reader._context = self._depth + 1, self._context
+        return reader
 
     # --- expressions: `_on_X` makes the value of an `ast.X`; `value` finds it by this name
 
@@ -191,9 +208,6 @@ class Reader:
         value = self.value(node.operand, env)
         return self.make("not" if isinstance(node.op, ast.Not) else type(node.op).__name__, node, value)
 
-    def _on_binop(self, node: ast.BinOp, env: Environment) -> Value:
-        return self.make(type(node.op).__name__, node, self.value(node.left, env), self.value(node.right, env))
-
     def _on_compare(self, node: ast.Compare, env: Environment) -> Value:
         """A comparison with `not` in front for `!=`, `is not`, `not in`, and with sides swapped for `>` and `>=`.
 
@@ -221,15 +235,13 @@ class Reader:
         none = self.make("unset", node)
         return self.make("either", node, test, one or none, two or none)
 
-    def _function_value(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, env: Environment) -> Value:
-        """A nested function or lambda as a value made of its effects."""
-        reader = Reader(self._interned, self.names, self._file)
-        reader._depth = self._depth + 1
-        env = {**env, node.name: self.make("itself", node)} if isinstance(node, FUNCTIONS) else env
-        reader.read_function(node, env)
+    def _nested_value(self, node: Any, env: Environment) -> Value:
+        """A nested function, lambda or class as a value made of its effects."""
+        reader = self._inner_reader(self._file)
+        reader.read(node, {**env, getattr(node, "name", ""): self.make("itself", node)}, whole=True)
         return self.make("function", node, self.make("list", node, *reader.all_effects()))
 
-    _on_lambda = _function_value
+    _on_lambda = _nested_value
 
     def _comprehension(self, node: Any, env: Environment) -> Value:
         """A comprehension as element, iterables and conditions; list comprehensions and generators are equal."""
@@ -255,18 +267,16 @@ class Reader:
         Through `zip` and `enumerate` into a tuple of as many variables, they are bound to elements of what is inside;
         of `enumerate`, the inner iterable is returned.
         """
-        called = over.func.id if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) else ""
-        if isinstance(over, ast.Call) and isinstance(target, ast.Tuple) and called not in env:
-            plain = not any(isinstance(part, ast.Starred) for part in (*over.args, *target.elts))
-            if called == "zip" and plain and len(over.args) == len(target.elts):
-                overs = [self._bind_each(one, each, env) for one, each in zip(target.elts, over.args, strict=True)]
+        match over, target:
+            case ast.Call(ast.Name("zip"), given), ast.Tuple(targets) if (
+                len(given) == len(targets) and "zip" not in env
+            ):
+                overs = [self._bind_each(one, each, env) for one, each in zip(targets, given, strict=True)]
                 return self.make("zip", over, *sorted(overs, key=lambda value: value.key))
-            if called == "enumerate" and plain and len(target.elts) == 2 and over.args:
-                start = [*over.args[1:], *(keyword.value for keyword in over.keywords)]
-                inner = self._bind_each(target.elts[1], over.args[0], env)
-                self._assign(
-                    target.elts[0], self.make("index", target, inner, *self._values(start, env, over).parts), env
-                )
+            case ast.Call(ast.Name("enumerate"), [first, *start], named), ast.Tuple([number, each]):
+                inner = self._bind_each(each, first, env)
+                starts = self._values([*start, *(keyword.value for keyword in named)], env, over).parts
+                self._assign(number, self.make("index", target, inner, *starts), env)
                 return inner
         value = self.value(over, env)
         self._assign(target, self.make("each", target, value), env)
@@ -282,11 +292,9 @@ class Reader:
         keywords = sorted(
             ((keyword.arg or "**", self.value(keyword.value, env)) for keyword in node.keywords), key=lambda one: one[0]
         )
-        name = str(function.parts[-1]) if function.kind in {"name", "attribute"} else ""
-        if name in self.names.inlined and self._depth < _MOST_INLINED:
-            done = self._inline(self.names.inlined[name], node, function, given, dict(keywords))
-            if done is not None:
-                return done
+        done = self._inline(node, function, given, dict(keywords))
+        if done is not None:
+            return done
         named = (self.make("keyword", value.node, self.names.renamed.get(n, n), value) for n, value in keywords)
         listed = self.make("list", node, *given), self.make("list", node, *named)
         value = self.make("call", node, function, *listed, *self._context)
@@ -294,69 +302,50 @@ class Reader:
         return value
 
     def _inline(
-        self,
-        defined: tuple[str, ast.FunctionDef | ast.AsyncFunctionDef],
-        node: ast.Call,
-        function: Value,
-        given: Sequence[Value],
-        keywords: Mapping[str, Value],
+        self, node: ast.Call, function: Value, given: Sequence[Value], keywords: Mapping[str, Value]
     ) -> Value | None:
-        """Add the effects of a function's body and return its result; None, and no effects, where it cannot be inlined.
+        """Add the effects of the body of a function in `names.inlined` and return its result; None for any other one.
 
-        It cannot where arguments cannot be bound one by one, or where it returns before its last statement. The
-        constant None where it returns nothing.
+        None, and no effects, also where arguments cannot be bound one by one, or where it returns before its last
+        statement. The constant None where it returns nothing.
 
         Args:
-            defined: the function's file and node.
             node: the call.
             function: value of what is called; `self` is what it is an attribute of.
             given: values of positional arguments.
             keywords: values of keyword arguments.
         """
-        file, made = defined
-        names = [argument.arg for argument in (*made.args.posonlyargs, *made.args.args)]
+        file, made = self.names.inlined.get(str(*function.parts[-1:]), ("", None))
+        if made is None or function.kind not in {"name", "attribute"} or self._depth >= _MOST_INLINED:
+            return None
+        names = [argument.arg for argument, _ in parameters_of(made)]
         of = [function.parts[0]] if names[:1] == ["self"] and function.kind == "attribute" else []
-        env = dict(zip(names, [*of, *given], strict=False)) | dict(keywords)
-        placed = dict(zip(reversed(names), reversed(made.args.defaults), strict=False))
-        needed = {*names, *(argument.arg for argument in made.args.kwonlyargs)}
-        env |= {name: self.value(placed[name], {}) for name in placed if name not in env}
-        listed = any(each.kind == "Starred" for each in given) or "**" in keywords
-        if listed or made.args.vararg or made.args.kwarg or not needed <= env.keys():
-            return None
-        mark, outer = len(self.effects), (self._depth, self._shared, self._file)
-        self._depth, self._shared, self._file = self._depth + 1, set(), file
-        self.read_block(made.body, env)
-        self._depth, self._shared, self._file = outer
-        done = self.effects[mark:]
-        del self.effects[mark:]
-        last = done.pop() if done and done[-1].kind == "return" else None
-        if any(map(self._returns_inside, done)):
-            return None
-        self.effects += done
-        return self.make("Constant", node, "None") if last is None else last.parts[0]
-
-    def _returns_inside(self, effect: Value) -> bool:
-        """Whether an effect is a `return`, or an `if`, loop, `try` or `with` that contains one."""
-        if effect.kind == "return":
-            return True
-        lists = [part for part in effect.parts if isinstance(part, Value) and part.kind == "list"]
-        inside = effect.kind in {"if", "loop", "try", "with"}
-        return inside and any(self._returns_inside(each) for part in lists for each in part.parts)
+        env = {each.arg: self.value(default, {}) for each, default in parameters_of(made) if default is not None}
+        env |= {**dict(zip(names, [*of, *given], strict=False)), **keywords}
+        reader = self._inner_reader(file)
+        if {*names} == env.keys() and not any(each.kind == "Starred" for each in given):
+            reader.read_block(made.body, env)
+            last = reader.effects.pop() if reader.effects and reader.effects[-1].kind == "return" else None
+            if not any(map(_returns, reader.effects)):
+                self.effects += reader.effects
+                self.calls += reader.calls
+                return self.make("Constant", node, "None") if last is None else last.parts[0]
+        self.names.refused.add(made.name)
+        return None
 
     def _generic_value(self, node: ast.AST, env: Environment) -> Value:
         """A value of a node whose class has no `_on_` method, made of its fields."""
-        parts: list[Any] = []
-        for field, child in ast.iter_fields(node):
-            if field in {"ctx", "type_comment", "kind"}:
-                continue
-            if isinstance(child, ast.boolop):
-                parts.append(type(child).__name__)
-            elif isinstance(child, ast.AST):
-                parts.append(self.value(child, env))
-            elif isinstance(child, list):
-                parts.append(self._values(child, env, node))
-            else:
-                parts.append(repr(child))
+        parts = [
+            self._values(child, env, node)
+            if isinstance(child, list)
+            else self.value(child, env)
+            if isinstance(child, ast.AST) and not isinstance(child, (ast.boolop, ast.operator))
+            else ast.dump(child)
+            if isinstance(child, ast.AST)
+            else repr(child)
+            for field, child in ast.iter_fields(node)
+            if field not in {"ctx", "type_comment", "kind"}
+        ]
         return self.make(type(node).__name__, node, *parts)
 
     # --- statements: `_on_X` adds the effects of an `ast.X` and binds its names; `read_block` finds it by this name
@@ -384,8 +373,7 @@ class Reader:
             else:
                 env[target.id] = value
         elif isinstance(target, (ast.Tuple, ast.List)):
-            given = value.parts if value.kind in {"Tuple", "List"} else ()
-            given = given[0].parts if len(given) == 1 and isinstance(given[0], Value) else ()
+            given = value.parts[0].parts if value.kind in {"Tuple", "List"} else ()
             plain = len(given) == len(target.elts) and not any(isinstance(part, ast.Starred) for part in target.elts)
             for place, each in enumerate(target.elts):
                 self._assign(each, given[place] if plain else self.make("part", each, value, place), env)
@@ -417,14 +405,13 @@ class Reader:
         if value.kind != "Constant":
             self._add_effect("do", node, value)
 
-    def _on_assign(self, node: ast.Assign, env: Environment) -> None:
-        value = self.value(node.value, env)
-        for target in node.targets:
-            self._assign(target, value, env)
+    def _on_assign(self, node: ast.Assign | ast.AnnAssign, env: Environment) -> None:
+        value = self.value(node.value, env) if node.value is not None else None
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if value is not None:
+                self._assign(target, value, env)
 
-    def _on_annassign(self, node: ast.AnnAssign, env: Environment) -> None:
-        if node.value is not None:
-            self._assign(node.target, self.value(node.value, env), env)
+    _on_annassign = _on_assign
 
     def _on_augassign(self, node: ast.AugAssign, env: Environment) -> None:
         """Bind the target to a value `in-place` and the operator's name, of what it was and the right side.
@@ -459,15 +446,18 @@ class Reader:
             self._add_effect("return", node, self._conditional(node, test, ends[0].parts[0], ends[1].parts[0]))
         elif any(part.parts for part in done):
             self._add_effect("if", node, test, *done)
-        for name in dict.fromkeys([*envs[0], *envs[1]]):
-            one, two = envs[0].get(name), envs[1].get(name)
-            ended = [bool(body) and isinstance(body[-1], _ENDS) for body in bodies]
-            if one is None or two is None or one.key != two.key:
-                either = one if ended[1] else two if ended[0] else self._conditional(node, test, one, two)
-                if either is not None:
-                    env[name] = either
-            else:
-                env[name] = one
+        ended = [bool(body) and isinstance(body[-1], _ENDS) for body in bodies]
+        if any(ended):
+            env |= envs[0] if ended[1] else envs[1]
+            return
+        self._merge(node, test, envs, env)
+
+    def _merge(self, node: ast.AST, test: Value, either: tuple[Environment, Environment], env: Environment) -> None:
+        """Bind in `env` what both of two environments bind, conditionally where they differ."""
+        for name in dict.fromkeys([*either[0], *either[1]]):
+            one, two = either[0].get(name), either[1].get(name)
+            alike = one is not None and two is not None and one.key == two.key
+            env[name] = one if one is not None and alike else self._conditional(node, test, one, two)
 
     def _on_for(self, node: ast.For | ast.AsyncFor | ast.While, env: Environment) -> None:
         """Read a loop: its variables, body and `else`; names that it binds become values of kind `after` in `env`.
@@ -517,48 +507,40 @@ class Reader:
         while len(done.parts) == 1 and done.parts[0].kind == "if" and not done.parts[0].parts[2].parts:
             conditions.append(done.parts[0].parts[0])
             done = done.parts[0].parts[1]
-        if len(done.parts) != 1:
-            return None
-        kind, target, *given = _filling_of(done.parts[0])
+        match done.parts:
+            case [Value("do", [Value("call", [Value(_, [target, "append"]), Value(_, [element]), *_]) as call])]:
+                kind = "list of"
+                self.calls = [each for each in self.calls if each is not call]
+            case [Value("store", [Value("Subscript", [target, key]), value])]:
+                kind, element = "dict of", self.make("pair", node, key, value)
+            case _:
+                return None
         names = [name for name, value in env.items() if value is target]
-        lists = [self.make("list", node)] * (2 if kind == "dict of" else 1)
-        empty = self.make("Dict" if kind == "dict of" else "List", node, *lists)
-        if len(names) != 1 or target is None or target.key != empty.key:
+        if len(names) != 1 or target.kind not in {"List", "Dict"} or any(part.parts for part in target.parts):
             return None
-        self.calls = [call for call in self.calls if call is not done.parts[0].parts[0]]
-        element = self.make("pair", node, *given) if kind == "dict of" else given[0]
         rest = self.make("list", node, over), self.make("list", node, *conditions)
         return {names[0]: self.make(kind, node, element, *rest)}
 
     def _on_with(self, node: ast.With | ast.AsyncWith, env: Environment) -> None:
         """Add an effect `with` of the contexts and the body's effects; calls in the body have the contexts as parts."""
         context = self._context
-        values = []
         for item in node.items:
             value = self.value(item.context_expr, env)
-            values.append(value)
             self._context = (*self._context, value)
             if item.optional_vars is not None:
                 self._assign(item.optional_vars, self.make("entered", item.context_expr, value), env)
         done = self._effects_of_block(node.body, env, node)
+        self._add_effect("with", node, self.make("list", node, *self._context[len(context) :]), done)
         self._context = context
-        self._add_effect("with", node, self.make("list", node, *values), done)
 
     def _on_try(self, node: ast.Try, env: Environment) -> None:
-        """Add an effect `try` of all blocks; names that a handler binds otherwise become `caught or` values in `env`.
-
-        A name that a handler alone binds keeps its value from there.
-        """
+        """Add an effect `try` of all blocks; names that a handler binds otherwise become conditional in `env`."""
         parts = [self._effects_of_block(node.body, env, node)]
         for handler in node.handlers:
-            inner = dict(env)
-            if handler.name:
-                inner[handler.name] = self.make("caught", handler)
-            caught = [self.value(handler.type, env)] if handler.type is not None else []
-            parts.append(self.make("handler", handler, *caught, self._effects_of_block(handler.body, inner, handler)))
-            for name, value in inner.items():
-                was = env.get(name, value)
-                env[name] = value if was.key == value.key else self.make("caught or", node, was, value)
+            caught = self._values([handler.type], env, handler)
+            inner = env | ({handler.name: self.make("caught", handler, caught)} if handler.name else {})
+            parts.append(self.make("handler", handler, caught, self._effects_of_block(handler.body, inner, handler)))
+            self._merge(handler, caught, (inner, dict(env)), env)
         parts += [self._effects_of_block(node.orelse, env, node), self._effects_of_block(node.finalbody, env, node)]
         self._add_effect("try", node, *parts)
 
@@ -577,50 +559,10 @@ class Reader:
 
     _on_nonlocal = _on_global
 
-    def _on_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, env: Environment) -> None:
-        env[node.name] = self._function_value(node, env)
+    def _on_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, env: Environment) -> None:
+        env[node.name] = self._nested_value(node, env)
 
-    def _on_classdef(self, node: ast.ClassDef, env: Environment) -> None:
-        """Bind the class's name to a value of its effects, methods included; it adds no effect by itself."""
-        reader = Reader(self._interned, self.names, self._file)
-        reader.read_class_body(node, env, methods=True)
-        env[node.name] = self.make("class", node, self.make("list", node, *reader.all_effects()))
-
-    def read_definition(self, node: ast.AST, env: Environment, numbers: Mapping[str, int] | None = None) -> None:
-        """Add the effects of a function, class or file; functions and classes inside a class or file are left out.
-
-        `numbers` is that of `read_function`.
-        """
-        if isinstance(node, FUNCTIONS):
-            self.read_function(node, env, numbers)
-        elif isinstance(node, ast.ClassDef):
-            self.read_class_body(node, env)
-        elif isinstance(node, ast.Module):
-            inner: Environment = {}
-            self.read_block([each for each in node.body if not isinstance(each, DEFINITIONS)], inner)
-            self.add_defined_names(inner)
-
-    def read_class_body(self, node: ast.ClassDef, env: Environment, *, methods: bool = False) -> None:
-        """Add the effects of a class: decorators, bases, keywords, then `defines` for the names that its body binds.
-
-        Args:
-            node: the class.
-            env: names around it; not changed.
-            methods: whether functions and classes in it are read too.
-        """
-        for part in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
-            self._add_effect("base", part, self.value(part, env))
-        inner = dict(env)
-        self.read_block(
-            node.body if methods else [each for each in node.body if not isinstance(each, DEFINITIONS)], inner
-        )
-        self.add_defined_names({name: value for name, value in inner.items() if env.get(name) is not value})
-
-    def add_defined_names(self, env: Environment) -> None:
-        """Add an effect `defines` for each name in `env` that is no import, under its name in the other version."""
-        for name, value in env.items():
-            if not isinstance(value.node, _IMPORTS):
-                self.effects.append(self.make("defines", value.node, self.names.renamed.get(name, name), value))
+    _on_classdef = _on_functiondef
 
     def _on_import(self, node: ast.Import, env: Environment) -> None:
         """Bind each module's name: an own module to a `name`, another one to an `import`."""
@@ -633,11 +575,8 @@ class Reader:
         """Bind each name: of an own module to a `name`, of another one to an `import`."""
         own = node.level > 0 or (node.module or "") in self.names.modules
         for alias in node.names:
-            if own:
-                kind, name = "name", self.names.renamed.get(alias.name, alias.name)
-            else:
-                kind, name = "import", f"{node.module}.{alias.name}"
-            env[alias.asname or alias.name] = self.make(kind, node, name)
+            name = self.names.renamed.get(alias.name, alias.name) if own else f"{node.module}.{alias.name}"
+            env[alias.asname or alias.name] = self.make("name" if own else "import", node, name)
 
     def all_effects(self) -> list[Value]:
         """`effects`, then calls and changes in place that no effect uses, as kind `unused`: they may draw or write.
@@ -653,63 +592,43 @@ class Reader:
         return [*self.effects, *(self.make("unused", call.node, call) for call in left)]
 
 
-def _filling_of(effect: Value) -> tuple[Any, ...]:
-    """What an effect fills: (`list of`, list, element) by `append`, (`dict of`, dictionary, key, element) by an item.
-
-    ("", None) for any other effect.
-    """
-    first = effect.parts[0] if effect.parts else None
-    if effect.kind == "store" and first is not None and first.kind == "Subscript":
-        return "dict of", first.parts[0], first.parts[1], effect.parts[1]
-    if effect.kind == "do" and first is not None and first.kind == "call" and first.parts[0].kind == "attribute":
-        function, given = first.parts[:2]
-        if function.parts[1] == "append" and len(given.parts) == 1:
-            return "list of", function.parts[0], given.parts[0]
-    return "", None
+def _returns(effect: Value) -> bool:
+    """Whether an effect is a `return`, or a block that contains one."""
+    inside = effect.parts if effect.kind in {"if", "loop", "try", "with", "handler", "list"} else ()
+    return effect.kind == "return" or any(_returns(each) for each in inside if isinstance(each, Value))
 
 
 # --- what differs
 
-_WrittenAt: TypeAlias = "tuple[int, str, int]"
-"""The key of a value, and the file and line that wrote it."""
 
-
-def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Value]) -> list[Difference]:
+def differences(a: Sequence[Value], b: Sequence[Value]) -> list[Difference]:
     """The smallest parts in which the effects of two functions differ.
 
-    A value that one version alone has at one place, and the other alone at another, is one difference that `moved`.
-
-    Args:
-        a: effects in a.
-        b: effects in b.
-        heads: values that stand for the two functions, around their effects.
+    Values of one shape are compared part by part, others differ as a whole; of two of which one is inside the other, it
+    is what was put around it, or taken away. Where both functions have both values, the choice between them differs,
+    and so what they are a part of. A value that one version alone has at one place, and the other alone at another, is
+    one difference that `moved`.
     """
     found: dict[tuple[_WrittenAt | None, _WrittenAt | None], Difference] = {}
     seen: set[tuple[int, int]] = set()
-    both = frozenset().union(*(effect.inside for effect in a)) & frozenset().union(*(effect.inside for effect in b))
-    uses, pending = _parent_counts((*a, *b)), [*_replaced_parts(a, b, heads)]
+    known = [frozenset[int]().union(*(effect.inside for effect in effects)) for effects in (b, a)]
+    pending = [*_replaced_parts(a, b, None)]
     while pending:
         one, two, around = pending.pop()
-        difference = Difference(one, two)
-        if one is None or two is None:
-            part = one or two
-            difference = Difference(one, two, None if part is None or part.kind in _STATEMENTS else around)
-        elif one.key == two.key or (id(one), id(two)) in seen:
-            continue
-        else:
+        if one is not None and two is not None:
+            if one.key == two.key or (id(one), id(two)) in seen:
+                continue
             seen.add((id(one), id(two)))
-            if one.kind == two.kind == "list":
-                pending += _replaced_parts(one.parts, two.parts, around)
+            inside = one.key in two.inside, two.key in one.inside
+            once = (inside[0] and two.uses == 1) or (inside[1] and one.uses == 1) or {one.kind, two.kind} <= _WRITTEN
+            if one.key in known[0] and two.key in known[1] and not once:
+                one, two = around or (one, two)
+            elif (inner := _differing_parts(one, two, around)) is not None:
+                pending += inner
                 continue
-            if one.key in both and two.key in both and _is_choice(one, two, uses):
-                difference = Difference(*around)  # both versions have both values: which is taken differs
-            elif (differ := _differing_parts(one, two)) is not None:
-                pending += ((x, y, (one, two)) for x, y in differ)
-                continue
-            elif (inner := _wrapped_pair(one, two)) is not None:
-                difference = Difference(one, two, wrapped=inner)
-                pending.append((*inner, (one, two)))
-        found.setdefault((_written_at(difference.a), _written_at(difference.b)), difference)
+            else:
+                one, two = (None if within else each for each, within in zip((one, two), inside, strict=True))
+        found.setdefault((_written_at(one), _written_at(two)), Difference(one, two, around))
     gone = {each.a.key: spots for spots, each in found.items() if each.a is not None and each.b is None}
     for spots, each in list(found.items()):
         if each.a is None and each.b is not None and each.b.key in gone:
@@ -717,140 +636,72 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
     return list(found.values())
 
 
+_WRITTEN = frozenset({"Constant", "import", "name"})
+"""Kinds of values that are made where they are written."""
+_WrittenAt: TypeAlias = "tuple[int, str, int]"
+"""The key of a value, and the file and line that wrote it."""
+
+
 def _written_at(value: Value | None) -> _WrittenAt | None:
     return None if value is None else (value.key, value.file, getattr(value.node, "lineno", 0))
 
 
-def _replaced_parts(
-    one: Sequence[Value], two: Sequence[Value], around: tuple[Value, Value]
-) -> Iterator[tuple[Value | None, Value | None, tuple[Value, Value]]]:
-    """Parts of two lists that were replaced, in pairs, None for one that only one has; with what is `around`."""
+_Pairs: TypeAlias = "Iterator[tuple[Value | None, Value | None, tuple[Value, Value] | None]]"
+"""Values of a and of b, None for what the other alone has, each pair with what it is in; None for an effect."""
+
+
+def _replaced_parts(one: Sequence[Value], two: Sequence[Value], around: tuple[Value, Value] | None) -> _Pairs:
+    """Parts of two lists that were replaced, in pairs."""
     keys = [[value.key for value in values] for values in (one, two)]
     for tag, low, high, start, stop in SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_opcodes():
         if tag != "equal":
             yield from ((x, y, around) for x, y in _paired_effects(one[low:high], two[start:stop]))
 
 
-_WRITTEN = frozenset({"Constant", "import", "name"})
-"""Kinds of values that are made where they are written."""
+def _differing_parts(one: Value, two: Value, around: tuple[Value, Value] | None) -> _Pairs | None:
+    """Pairs of parts in which two lists, or two values of one kind and of equal names, differ.
 
-
-def _is_choice(one: Value, two: Value, uses: Counter[int]) -> bool:
-    """Whether two values that differ are both computed elsewhere too, so that the choice between them differs.
-
-    False if both are constants, imports or names, or if one contains the other and is itself used only once.
-
-    Args:
-        one: a value of a that also occurs in b.
-        two: a value of b that also occurs in a.
-        uses: numbers of `_parent_counts`.
+    None where they differ as a whole: in kind, names or number of parts, or since one is inside the other.
     """
-    if {one.kind, two.kind} <= _WRITTEN:
-        return False
-    outer = one if two.key in one.inside else two if one.key in two.inside else None
-    return outer is None or uses[id(outer)] > 1
-
-
-def _parent_counts(effects: Iterable[Value]) -> Counter[int]:
-    """Number of values that each value is a part of, by `id`."""
-    uses: Counter[int] = Counter()
-    pending = {id(effect): effect for effect in effects}
-    while pending:
-        parts = [part for part in pending.popitem()[1].parts if isinstance(part, Value)]
-        pending |= {id(part): part for part in parts if id(part) not in uses}
-        uses.update(map(id, parts))
-    return uses
-
-
-def _differing_parts(one: Value, two: Value) -> list[tuple[Value, Value]] | None:
-    """Pairs of parts in which two values of equal kind and equal names differ.
-
-    None where they are one difference as a whole: where kinds, names or numbers of parts differ, and, with several
-    parts that differ, where one value is inside the other or calls call another function.
-    """
+    if one.kind == two.kind == "list":
+        return _replaced_parts(one.parts, two.parts, around)
     values = [[part for part in value.parts if isinstance(part, Value)] for value in (one, two)]
     plain = [[part for part in value.parts if not isinstance(part, Value)] for value in (one, two)]
     if one.kind != two.kind or plain[0] != plain[1] or len(values[0]) != len(values[1]):
         return None
-    differ = [(x, y) for x, y in zip(*values, strict=True) if x.key != y.key]
-    if len(differ) == 1:
-        return differ
-    if two.key in one.inside or one.key in two.inside:
-        return None
-    return None if one.kind == "call" and differ[0][0] is one.parts[0] else differ
-
-
-def _wrapped_pair(one: Value, two: Value) -> tuple[Value, Value] | None:
-    """Where something was put around a value: that value in both versions; None where nothing was.
-
-    Equal values, else the most alike of equal kind, if they are alike over `_WRAPPED`.
-    """
-    if one.key in two.inside:
-        return one, _part_with_key(one.key, two)
-    if two.key in one.inside:
-        return _part_with_key(two.key, one), two
-    candidates = [(part, two) for part in _parts(one)] + [(one, part) for part in _parts(two)]
-    pairs = [(_likeness(x, y), x, y) for x, y in candidates if x.kind == y.kind]
-    like, *pair = max(pairs, key=lambda each: each[0], default=(0.0, one, two))
-    return (pair[0], pair[1]) if like > _WRAPPED else None
-
-
-def _part_with_key(key: int, value: Value) -> Value:
-    """The innermost value with this key inside `value`, which must have one."""
-    while value.key != key:
-        value = next(part for part in value.parts if isinstance(part, Value) and key in part.inside)
-    return value
-
-
-def _parts(value: Value) -> Iterator[Value]:
-    """Parts of a value that are values; of a `list` among them, its parts."""
-    for part in value.parts:
-        if isinstance(part, Value):
-            yield from part.parts if part.kind == "list" else [part]
+    differ = [(x, y, (one, two)) for x, y in zip(*values, strict=True) if x.key != y.key]
+    whole = two.key in one.inside or one.key in two.inside or (one.kind == "call" and differ[0][0] is one.parts[0])
+    return None if whole and len(differ) > 1 else iter(differ)
 
 
 def _paired_effects(one: Sequence[Value], two: Sequence[Value]) -> Iterator[tuple[Value | None, Value | None]]:
     """Pairs of values of two lists, None for what one list alone has.
 
-    If kinds are equal one by one, in order. Else first values of which one contains the other, then the most alike of
-    equal kind (`_likeness` over `_LIKE`), without crossings. What remains, and is in none of its list's partners, pairs
-    up in order if it is equally many, else with None.
+    If kinds are equal one by one, in order. Else the most alike first (`_likeness` over `_LIKE`); what remains, and is
+    inside nothing of the other list, pairs up in order if it is equally many.
     """
-    if len(one) == len(two) and all(x.kind == y.kind for x, y in zip(one, two, strict=True)):
+    if [value.kind for value in one] == [value.kind for value in two]:
         yield from zip(one, two, strict=True)
         return
-    likeness = {
-        (i, j): 2.0 if around else _likeness(x, y)
-        for i, x in enumerate(one)
-        for j, y in enumerate(two)
-        if (around := x.key in y.inside or y.key in x.inside) or x.kind == y.kind  # a condition came, or a block
-    }
-    taken: dict[int, int] = {}
-    for (i, j), like in sorted(likeness.items(), key=lambda item: -item[1]):
-        crosses = any((i < k) != (j < m) for k, m in taken.items())
-        if like > _LIKE and i not in taken and j not in taken.values() and not crosses:
-            taken[i] = j
-    yield from ((one[i], two[j]) for i, j in taken.items())
-    left = [i for i, x in enumerate(one) if i not in taken and not any(x.key in two[j].inside for j in taken.values())]
-    right = [j for j, y in enumerate(two) if j not in taken.values() and not any(y.key in one[i].inside for i in taken)]
-    if len(left) == len(right):
-        yield from ((one[i], two[j]) for i, j in zip(left, right, strict=True))
+    left, right = dict(enumerate(one)), dict(enumerate(two))
+    alike = ((_likeness(x, y), i, j) for i, x in enumerate(one) for j, y in enumerate(two))
+    for like, i, j in sorted(alike, key=lambda each: -each[0]):
+        if like > _LIKE and i in left and j in right:
+            yield left.pop(i), right.pop(j)
+    gone = [value for value in left.values() if not any(value.key in other.inside for other in two)]
+    come = [value for value in right.values() if not any(value.key in other.inside for other in one)]
+    if len(gone) == len(come):
+        yield from zip(gone, come, strict=True)
     else:
-        yield from ((one[i], None) for i in left)
-        yield from ((None, two[j]) for j in right)
+        yield from ((value, None) for value in gone)
+        yield from ((None, value) for value in come)
 
 
 _LIKE = 0.1
-_WRAPPED = 0.5
 
 
 def _likeness(one: Value, two: Value) -> float:
-    """Share of keys that two values have in common, 0 to 1, plus 0.5 if they store to one target or call one name."""
-    heads = []
-    for value in (one, two):
-        first = value.parts[0] if value.parts else None
-        if value.kind == "do" and isinstance(first, Value) and first.kind == "call":
-            value, first = first, first.parts[0]  # noqa: PLW2901 - what is called counts
-        heads.append(first.parts[-1:] if value.kind == "call" and isinstance(first, Value) else first)
-    one_head, two_head = (head.key if isinstance(head, Value) else head for head in heads)
-    return len(one.inside & two.inside) / len(one.inside | two.inside) + 0.5 * (one_head == two_head)
+    """Share of keys that two values of one kind have in common, 0 to 1; 2 where one is inside the other."""
+    if one.key in two.inside or two.key in one.inside:  # a condition came, or a block
+        return 2.0
+    return len(one.inside & two.inside) / len(one.inside | two.inside) * (one.kind == two.kind)

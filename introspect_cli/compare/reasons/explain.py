@@ -12,7 +12,7 @@ from introspect_cli.compare.reasons.draws import find_one_sided_draw
 from introspect_cli.compare.reasons.forward import draws_nothing, find_call_counts
 from introspect_cli.compare.reasons.rows import reason_named
 from introspect_cli.compare.result import Certainty, Finding, Role
-from introspect_cli.compare.say import both_values, evidence_words, how_far, told, what
+from introspect_cli.compare.say import both_values, evidence_words, told, what
 from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, find_script_seedings
 from introspect_cli.compare.table import ABSENT, EQUAL, NOT_SEEN, WITHIN, of_kinds
 from introspect_cli.records import GIVEN, SETTING_KINDS, Kind, Phase
@@ -73,12 +73,12 @@ def _head_of(at: View) -> str:
     moment = say.MOMENTS[_moment_code(at)].format(step=first.step, source=first.source).rstrip(",")
     if first.only:
         return told("only-has-it", side=first.only, name=name, moment=moment)
-    far = (both_values(first) if site.kind is not Kind.RNG else "") or how_far(first)
+    values = both_values(first) if site.kind is not Kind.RNG else ""
     return told(
         "differs-by",
         name=name,
         moment=moment,
-        size=far.strip(" ()"),
+        size=values or say.far(first),
         times="" if first.scale is None else f"{first.scale:.6g}",
         place=told("between", after=after, before=before, module=cause.module) if cause.reason == "own_code" else "",
     )

@@ -207,12 +207,8 @@ def last_fillings(runs: tuple[Run, Run], rank: int, name: str) -> tuple[Event | 
 
     Draws by a module as it was called do not count.
     """
-    one, two = (
-        next(
-            (each for each in reversed(events_of(run, rank) or ()) if each.name == name and each.by not in MODES), None
-        )
-        for run in runs
-    )
+    sides = ([e for e in events_of(run, rank) or () if e.name == name and e.by not in MODES] for run in runs)
+    one, two = (next(reversed(side), None) for side in sides)
     return one, two
 
 

@@ -15,7 +15,7 @@ from introspect_cli.records import SCALER, SETTING_KINDS
 from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from introspect_cli.compare.table import Table
 
@@ -24,7 +24,8 @@ OPTIMIZERS = "optimizers"
 RECORDED = "hyperparameter"
 """The source of what was recorded at a step."""
 
-_Hyperparameters = dict[str, dict[str, Any]]
+_Values = dict[str, Any]
+_Hyperparameters = dict[str, _Values]
 """Of an optimizer, parameter to the hyper-parameters of its group; groups without names under their number."""
 
 
@@ -46,19 +47,10 @@ def hyperparameter_changes(
             differ, what one run alone recorded in the step is left out.
     """
     alignment, in_b = table.alignment, set(table.alignment.b_ids.tolist())
-    sites: dict[tuple[str, str, str], dict[str, int]] = {}
-    for place, side in enumerate("ab", 1):
-        for union in table.rows_of(side):
-            owner, match = alignment.fqn[union], re.match(r"(?:\[(\d+)\])?(.*)$", alignment.path[union])
-            if KINDS[alignment.kind[union]] not in SETTING_KINDS or owner == SCALER or match is None:
-                continue
-            if held is None or (owner, match[1] or "") == (held[0], held[place]):
-                group = match[1] or "" if held is None else held[1]
-                sites.setdefault((owner, group, match[2]), {})[side] = union
-    groups = [each[:2] for each in sites]
+    sites, moved = _recorded(table, held), held is not None and held[1] != held[2]
     alike: dict[tuple[str, tuple[str | None, str | None]], list[tuple[str, str]]] = {}
-    for (owner, group, rest), unions in sites.items():
-        union, moved = next(iter(unions.values())), held is not None and held[1] != held[2]
+    for (owner, group, name), unions in sites.items():
+        union = next(iter(unions.values()))
         elsewhere = moved or (union < len(alignment.a) and union in in_b)
         one, two = (
             (table.plain(unions[side], side) if side in unions else None)
@@ -66,8 +58,8 @@ def hyperparameter_changes(
             for side in "ab"
         )
         if one != two and not (elsewhere and None in (one, two)):
-            name = re.sub(r"^\.", "", re.sub(r"\['?([^'\]]*)'?\]", r".\1", rest))
             alike.setdefault((name, (one, two)), []).append((owner, group))
+    groups = {each[:2] for each in sites}
     named: dict[str, Difference] = {}
     for (name, values), members in alike.items():
         owners = list(dict.fromkeys(owner for owner, _ in members))
@@ -81,14 +73,26 @@ def hyperparameter_changes(
     return list(named.values())
 
 
+def _recorded(table: Table, held: tuple[str, str, str] | None = None) -> dict[tuple[str, str, str], dict[str, int]]:
+    """Numbers of the sites of a step's hyper-parameters, by side: by optimizer, number of its group and name.
+
+    The scaler's are left out. `held` is that of `hyperparameter_changes`; the group has its number in a.
+    """
+    alignment, sites = table.alignment, dict[tuple[str, str, str], dict[str, int]]()
+    for place, side in enumerate("ab", 1):
+        for union in table.rows_of(side):
+            owner = alignment.fqn[union]
+            if KINDS[alignment.kind[union]] in SETTING_KINDS and owner != SCALER:
+                parts = re.findall(r"[^\[\]'.]+", alignment.path[union])
+                group = parts.pop(0) if "".join(parts[:1]).isdecimal() else ""
+                if held is None or (owner, group) == (held[0], held[place]):
+                    sites.setdefault((owner, group if held is None else held[1], ".".join(parts)), {})[side] = union
+    return sites
+
+
 def recorded_names(table: Table) -> set[str]:
     """Names of hyper-parameters that both runs recorded at one site in this step: `lr`, and new or changed ones."""
-    alignment = table.alignment
-    return {
-        alignment.path[union].partition("]")[2].strip("[]'")
-        for union in table.rows_of("a").keys() & table.rows_of("b").keys()
-        if KINDS[alignment.kind[union]] in SETTING_KINDS
-    }
+    return {name for (_, _, name), unions in _recorded(table).items() if len(unions) == 2}
 
 
 class Optimizers:
@@ -129,40 +133,37 @@ class Optimizers:
         held = {id(values): name for name, values in self.paired[1].items()}
         return [held.get(id(self.named["b"].get(name)), name) for name in names]
 
+    def _held(self, parameter: str) -> tuple[dict[str, _Values], dict[str, _Values]]:
+        """The optimizers that hold a parameter, of a and of b, by their names in a; with its group's values."""
+        one, two = ({name: held[parameter] for name, held in side.items() if parameter in held} for side in self.paired)
+        return one, two
+
     def changes_for(self, parameter: str) -> list[Difference]:
         """Hyper-parameters of one parameter that differ, over all optimizers that hold it in both runs, values as text.
 
         Where several optimizers differ in one hyper-parameter, one of them is given.
         """
-        changes: dict[str, Difference] = {}
-        for name in self.paired[0].keys() & self.paired[1].keys():
-            one, two = (side[name].get(parameter) for side in self.paired)
-            if one is not None and two is not None:
-                for key, x, y in _differing_values(one, two):
-                    changes[key] = Difference(RECORDED, key, *on_one_line(x, y), key)
-        return list(changes.values())
+        one, two = self._held(parameter)
+        differing = (each for name in one.keys() & two.keys() for each in _differing_values(one[name], two[name]))
+        return [*{key: Difference(RECORDED, key, *on_one_line(x, y), key) for key, x, y in differing}.values()]
 
     def groups_of(self, parameter: str) -> tuple[str, str, str] | None:
         """(optimizer, number of the parameter's group in a, in b); None unless it is one, and the same, in both."""
-        one, two = (
-            [
-                (name, str(list({id(values): None for values in held.values()}).index(id(held[parameter]))))
-                for name, held in side.items()
-                if parameter in held
-            ]
-            for side in self.paired
-        )
-        return (*one[0], two[0][1]) if len(one) == len(two) == 1 and one[0][0] == two[0][0] else None
+        one, two = self._held(parameter)
+        if len(one) != 1 or one.keys() != two.keys():
+            return None
+        (name,) = one
+        groups = [[*dict.fromkeys(map(id, side[name].values()))] for side in self.paired]
+        return name, str(groups[0].index(id(one[name]))), str(groups[1].index(id(two[name])))
 
     def other_holders(self, parameter: str) -> tuple[list[str], list[str]] | None:
         """Optimizers that hold a parameter, of a and of b, where they differ; None where they do not.
 
         None also unless the runs have the same optimizers, two or more, and each holds the parameter.
         """
-        if self.paired[0].keys() != self.paired[1].keys() or len(self.paired[0]) < 2:
-            return None
-        one, two = ([name for name, held in side.items() if parameter in held] for side in self.paired)
-        return None if not one or not two or one == two else (one, two)
+        one, two = map(list, self._held(parameter))
+        several = len(self.paired[0]) > 1 and self.paired[0].keys() == self.paired[1].keys()
+        return (one, two) if several and one and two and one != two else None
 
 
 def learning_rates(settings: Any) -> Iterator[float]:
@@ -177,28 +178,25 @@ def learning_rates(settings: Any) -> Iterator[float]:
 
 
 def _optimizers_by_name(settings: Any, rename: Callable[[str], str] = str) -> dict[str, _Hyperparameters]:
-    """Hyper-parameters by optimizer, then by parameter; `rename` maps the parameters' names.
+    """Hyper-parameters of its group by optimizer, then by parameter; `rename` maps the parameters' names.
 
-    An optimizer without a name has its number; malformed ones are left out.
+    An optimizer without a name has its number, and a group without names is under `group 0`; malformed ones are left
+    out.
     """
-    optimizers = {}
-    for place, optimizer in enumerate(settings if isinstance(settings, (list, tuple)) else ()):
+    optimizers: dict[str, _Hyperparameters] = {}
+    for place, optimizer in enumerate(_listed(settings)):
         if isinstance(optimizer, dict):
-            held = _values_by_parameter(optimizer.get("groups"))
-            optimizers[str(optimizer.get("name", place))] = {rename(name): values for name, values in held.items()}
+            held = optimizers[str(optimizer.get("name", place))] = {}
+            for number, group in enumerate(_listed(optimizer.get("groups"))):
+                if isinstance(group, dict):
+                    values = {str(name): value for name, value in group.items() if name != "params"}
+                    names = _listed(group.get("params")) or (f"group {number}",)
+                    held |= {rename(str(name)): values for name in names}
     return optimizers
 
 
-def _values_by_parameter(groups: Any) -> _Hyperparameters:
-    """Hyper-parameters of its group by parameter; under `group 0` for a group without names."""
-    by_name: _Hyperparameters = {}
-    for place, group in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
-        if isinstance(group, dict):
-            values = {str(name): value for name, value in group.items() if name != "params"}
-            names = group.get("params")
-            for name in names if isinstance(names, (list, tuple)) and names else (f"group {place}",):
-                by_name[str(name)] = values
-    return by_name
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 def _differing_values(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -222,12 +220,13 @@ def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:
     if len(one) == len(two) == 1 and one.keys() != two.keys():
         yield Difference(OPTIMIZERS, "optimizer", next(iter(one)), next(iter(two)))
         return
-    for name in dict.fromkeys([*one, *two]):
-        if name in one and name in two:
-            yield from _folded_differences(f"{name} " if len(one) > 1 else "", one[name], two[name])
+    for name, x, y in unequal(one, two):
+        if x is None or y is None:
+            yield Difference(
+                OPTIMIZERS, f"optimizer {name}", None if x is None else "used", None if y is None else "used"
+            )
         else:
-            used = ["used" if name in side else None for side in (one, two)]
-            yield Difference(OPTIMIZERS, f"optimizer {name}", used[0], used[1])
+            yield from _folded_differences(f"{name} " if len(one) > 1 else "", x, y)
 
 
 def _without_common_prefix(held: _Hyperparameters) -> tuple[str, _Hyperparameters]:

@@ -63,11 +63,6 @@ class ReadFile(NamedTuple):
     digest: Any
     size: Any
 
-    @property
-    def content_key(self) -> tuple[Any, Any]:
-        """Key by which files have equal content: digest and size."""
-        return self.digest, self.size
-
     def text(self) -> str | None:
         """The text, decoded, not cached; None where the run did not keep it or it is damaged."""
         if not isinstance(self.digest, str) or self.digest not in self.run.kept_sources:
@@ -112,7 +107,7 @@ def file_differences(a: Run, b: Run) -> Iterator[Difference]:
         files_of(a).values(),
         files_of(b).values(),
         lambda file: file.name,
-        lambda file: file.content_key,
+        lambda file: (file.digest, file.size),
         lambda file: file_name(file.name),
         lambda file: PurePath(file.name).suffix.lower(),
     )
@@ -129,7 +124,7 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
     Of configuration the first `_MOST` values, of other texts the first line that differs; where a text is not there,
     one difference, of the digests.
     """
-    if a.content_key == b.content_key or not (a.digest and b.digest):
+    if (a.digest, a.size) == (b.digest, b.size) or not (a.digest and b.digest):
         return
     shown = a.name if a.name == b.name else f"{a.name} and {b.name}"
     texts = [(file.text(), PurePath(file.name).suffix.lower()) for file in (a, b)]
@@ -159,9 +154,8 @@ def parsed(text: str, ending: str) -> Any:
         if ending == ".json":
             content = json.loads(text)
         elif ending in {".yaml", ".yml"}:
-            lines = text.count("*") + text.count("\n")
-            node = yaml.compose(text, yaml.SafeLoader) if lines <= _MOST_NODES else None
-            content = yaml.safe_load(text) if node is not None and _is_small(node) else None
+            merged = text.count("*") if "<<" in text else 0  # what is merged is copied, and may grow without end
+            content = yaml.safe_load(text) if merged <= _MOST and text.count("\n") <= _MOST_NODES else None
         elif ending == ".toml" and sys.version_info >= (3, 11):
             import tomllib
 
@@ -178,15 +172,13 @@ def parsed(text: str, ending: str) -> Any:
 
 
 def _is_small(root: Any) -> bool:
-    """Whether nested data or YAML nodes are at most `_MOST_NODES`, with aliases followed."""
+    """Whether nested data have at most `_MOST_NODES` values, what several share counted for each."""
     waiting, count = [root], 0
     while waiting and count <= _MOST_NODES:
         value = waiting.pop()
-        count += not isinstance(value, tuple)  # a key with its value
-        inside = value.value if isinstance(value, yaml.CollectionNode) else value
-        waiting.extend(
-            inside.values() if isinstance(inside, dict) else inside if isinstance(inside, (list, tuple)) else ()
-        )
+        count += 1
+        inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        waiting.extend(inside)
     return count <= _MOST_NODES
 
 
@@ -222,6 +214,8 @@ RUN_NOISE = re.compile(
 )
 _NO_SETTINGS = frozenset({beginning.DOCUMENT, beginning.SEEDINGS_DOCUMENT, FILES, "operators"})
 """Documents that are compared elsewhere."""
+_OPTIONS = ("seed", "deterministic", "compile", "perturb")
+"""Options of `capture` that change a training."""
 _GIT = frozenset({"commit", "dirty"})
 _OF_A_GPU = frozenset({"cudnn", "nccl"})
 """Versions that a process knows once it uses a GPU: that one run alone has them says no more than that it did."""
@@ -245,10 +239,8 @@ def differences(a: Run, b: Run) -> Iterator[Difference]:
             yield from _document_differences(source, settings_a[source], settings_b[source])
     if all(FILES in run.settings for run in (a, b)):
         yield from file_differences(a, b)
-    options_a, options_b = (run.manifest.get("options", {}) for run in (a, b))
-    for name in ("seed", "deterministic", "compile", "perturb"):
-        if options_a.get(name) != options_b.get(name):
-            yield Difference("options", f"--{name}", options_a.get(name), options_b.get(name))
+    given = (run.manifest.get("options", {}) for run in (a, b))
+    yield from _document_differences("options", *({f"--{name}": each.get(name) for name in _OPTIONS} for each in given))
 
 
 def _document_differences(source: str, a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[Difference]:
@@ -319,61 +311,42 @@ def arguments(argv: Iterable[str]) -> dict[str, Any]:
         stands by itself. Of `-p lr=1 -p depth=2`, `-p lr` and `-p depth`; of what else is given again, `-v (2)`.
     """
     values: dict[str, Any] = {}
-    option, position = "", 0
+    option = ""
     for word in argv:
-        if OPTION.match(word):
-            given, equals, value = word.partition("=")
+        given, equals, value = word.partition("=") if OPTION.match(word) else ("", "", word)
+        if given:
             again = (f"{given} ({number})" for number in itertools.count(2))
             option = next(name for name in itertools.chain([given], again) if name not in values)
             values[option] = True
-            if equals:
-                _set_option(values, option, value)
-                option = ""
-        elif option and values[option] is True:
-            option = _set_option(values, option, word)
-        elif _ASSIGNED.match(word):
-            name, _, value = word.partition("=")
-            values[name] = value
-            option = ""
+            if not equals:
+                continue
+        name, assigned, part = value.partition("=") if _ASSIGNED.match(value) else ("", "", value)
+        if option and values[option] is True:
+            if assigned:  # of `-p lr=1`, `-p lr`
+                del values[option]
+                option = f"{option.partition(' ')[0]} {name}"
+            values[option] = part
+        elif assigned:
+            values[name], option = part, ""
         elif option:
             so_far = values[option]
-            values[option] = [*so_far, word] if isinstance(so_far, list) else [so_far, word]
+            values[option] = [*so_far, value] if isinstance(so_far, list) else [so_far, value]
         else:
-            values[f"{ARGUMENT}{position}"] = word
-            position += 1
+            values[f"{ARGUMENT}{sum(each.startswith(ARGUMENT) for each in values)}"] = value
+        option = "" if equals else option
     return values
 
 
-def _set_option(values: dict[str, Any], option: str, value: str) -> str:
-    """Set an option's value in `values` and return its name there.
-
-    Of a value like `lr=1`, the entry `-p` becomes `-p lr`.
-    """
-    if _ASSIGNED.match(value):
-        del values[option]
-        name, _, value = value.partition("=")
-        option = f"{option.partition(' ')[0]} {name}"
-    values[option] = value
-    return option
-
-
 def command_options(argv: Iterable[str]) -> dict[str, str]:
-    """A command line to compare: each option with its first value, `given` for a flag, then arguments by position.
+    """A command line to compare: each option with its words, `given` for a flag, and arguments by position.
 
-    Further words after an option count as arguments. Of a number that is given again the last counts, as for nearly all
-    parsers.
+    Of a number that is given again the last counts, as for nearly all parsers.
     """
-    options = arguments(argv)
-    alone = [value for name, value in options.items() if name.startswith(ARGUMENT)]
     named: dict[str, str] = {}
-    for given, value in options.items():
+    for given, value in arguments(argv).items():
         name = _AGAIN.sub("", given) if _NUMBER.fullmatch(str(value)) else given
-        if isinstance(value, list):
-            named[name] = value[0]
-            alone += value[1:]
-        elif not name.startswith(ARGUMENT):
-            named[name] = "given" if value is True else value
-    return named | {f"{ARGUMENT}{position}": value for position, value in enumerate(alone)}
+        named[name] = " ".join(value) if isinstance(value, list) else "given" if value is True else value
+    return named
 
 
 def argv_of(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:

@@ -25,6 +25,8 @@ from introspect_cli.compare.changes.statements import (
     Side,
     changed_file,
     first_line,
+    statements_of,
+    syntax_of,
     tree_of,
 )
 from introspect_cli.compare.settings.settings import parsed
@@ -90,19 +92,11 @@ def apply_edits(file: str, edits: Sequence[Edit], text_a: str, text_b: str) -> s
 
 
 def _parse(file: str, text: str) -> Any:
-    """A comparable form of a text: for `.py` the dump of its syntax tree without docstrings, else parsed data.
+    """A comparable form of a text: for `.py` its syntax (`syntax_of`), else parsed data.
 
     None where it cannot be parsed, or the ending of `file` is of no known format.
     """
-    if not file.endswith(".py"):
-        return parsed(text, PurePath(file).suffix.lower())
-    tree = tree_of(text)
-    if tree is None:
-        return None
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node, clean=False) is not None:
-            node.body.pop(0)
-    return ast.dump(tree)
+    return syntax_of(text) if file.endswith(".py") else parsed(text, PurePath(file).suffix.lower())
 
 
 def _lines(text: str) -> list[str]:
@@ -140,8 +134,8 @@ def _change(file: str, one: Sequence[str], two: Sequence[str], edits: Sequence[E
     """
     sides = _side_of(one, edits[0][0], edits[-1][1]), _side_of(two, edits[0][2], edits[-1][3])
     side, lines = (sides[1], two) if sides[1] is not None else (sides[0], one)
-    tree = tree_of("\n".join(lines)) if file.endswith(".py") else None
-    return Change(file, "" if side is None or tree is None else _scope(tree, side), *sides)
+    around = _definitions(file, "\n".join(lines)) if file.endswith(".py") else {}
+    return Change(file, "" if side is None else _scope(around, side), *sides)
 
 
 def _side_of(lines: Sequence[str], first: int, last: int) -> Side | None:
@@ -152,26 +146,19 @@ def _side_of(lines: Sequence[str], first: int, last: int) -> Side | None:
     return Side(first + 1, last, dedent("\n".join(lines[first:last]))) if last > first else None
 
 
-def definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.stmt]]:
-    """(qualified name, node) of the functions and classes below a node, an outer one before those inside it.
-
-    The name of an inner one is `f.<locals>.g` or `Class.method`; `prefix` is put before each.
-    """
-    for child in ast.iter_child_nodes(node):
-        inner = prefix
-        if isinstance(child, DEFINITIONS):
-            yield prefix + child.name, child
-            inner = f"{prefix}{child.name}." + ("" if isinstance(child, ast.ClassDef) else "<locals>.")
-        yield from definitions(child, inner)
+def _definitions(file: str, text: str) -> dict[str, ast.stmt]:
+    """The functions and classes of a file by qualified name, an outer one before those inside it."""
+    tree = tree_of(text)
+    every = statements_of(file, tree.body if tree is not None else ())
+    return {each.scope: each.node for each in every if isinstance(each.node, DEFINITIONS)}
 
 
-def _scope(tree: ast.AST, side: Side) -> str:
+def _scope(definitions: Mapping[str, ast.stmt], side: Side) -> str:
     """Qualified name of the innermost function or class that holds the lines of `side`; "" for the module."""
-    around = ""
-    for name, node in definitions(tree):
-        if first_line(node) <= side.first and side.last <= (node.end_lineno or 0):
-            around = name
-    return around
+    around = [
+        n for n, node in definitions.items() if first_line(node) <= side.first and side.last <= (node.end_lineno or 0)
+    ]
+    return around[-1] if around else ""
 
 
 _DEFINES = re.compile(r"(?m)^(?:async )?(?:def|class) (\w+)")
@@ -246,7 +233,8 @@ def _names_of(texts: Mapping[str, str]) -> tuple[Words, Parameters]:
     for file, text in texts.items():
         tree = tree_of(text)
         words["", ""] |= set(re.findall(r"\w+", text)) if tree is None else set()
-        for scope, node in [] if tree is None else [("", tree), *definitions(tree)]:
+        every: dict[str, ast.AST] = {} if tree is None else {"": tree, **_definitions(file, text)}
+        for scope, node in every.items():
             for inner in ast.walk(node):
                 if scope and isinstance(getattr(inner, "ctx", None), ast.Load):
                     continue
