@@ -155,7 +155,6 @@ def test_what_parts_leave_out_or_have_twice_is_said_with_its_ranks(starts, said)
     assert misfit([(rank, rows(start, 2).part) for rank, start in enumerate(starts)], 12) == said
 
 
-
 def test_what_was_put_together_stays_when_the_next_step_is_read(tmp_path):
     """Ranks read every step into the same memory."""
     with open_run(write(tmp_path / "run", 2, SHARED, steps=2)) as run:
