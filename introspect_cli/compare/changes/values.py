@@ -175,9 +175,10 @@ class Reader:
         value: Value = getattr(self, f"_on_{type(node).__name__.lower()}", self._generic_value)(node, env)
         return value
 
-    def _values(self, nodes: Iterable[ast.AST | None], env: Environment, node: ast.AST) -> Value:
-        """The values of several expressions as one `list` value; None among them is left out."""
-        return self.make("list", node, *(self.value(each, env) for each in nodes if each is not None))
+    def _values(self, nodes: Iterable[ast.AST | str | None], env: Environment, node: ast.AST) -> Value:
+        """The values of several expressions as one `list` value; None is left out, and a name is a constant."""
+        named = (ast.copy_location(ast.Constant(each), node) if isinstance(each, str) else each for each in nodes)
+        return self.make("list", node, *(self.value(each, env) for each in named if each is not None))
 
     def _on_name(self, node: ast.Name, env: Environment) -> Value:
         """The value last given to a name in `env`; else a `name`, by its name in the other version.

@@ -91,7 +91,7 @@ def draws_before(at: View) -> list[Draw]:
     return [
         draw
         for draw in one_sided_draws(step, table)
-        if (begins or draw.sequence < (at.table.sequence(at.union, draw.side) or 0))
+        if (begins or draw.sequence < (at.table.number("sequence", at.union, draw.side) or 0))
         and (not of_state or generator_of(draw.site) == generator_of(at.site))
     ]
 
@@ -162,14 +162,14 @@ def unseeded_names(at: View) -> tuple[str, ...]:
     step, of_state = at.step, at.cause.reason == "rng"
     now = step.begins.before if of_state else step.table
     states = step.of(Kind.RNG, frozenset({Phase.START})).tolist()
-    untouched = [] if now is None else [union for union in states if _status_of(now, union) == {Status.VALUE}]
+    untouched = [] if now is None else [union for union in states if _of_both(now, "status", union) == {Status.VALUE}]
     steps = step.table.step + 1, step.table.step_b + 1
     is_next = steps[0] in step.comparison.a and steps[1] in step.comparison.b
     if not untouched or not (of_state or is_next):
         return ()
     then = step.table if of_state else pair(step.comparison, *steps)
-    drawn = [union for union in untouched if _status_of(then, union) == {Status.OBSERVED}]
-    return tuple(step.alignment.fqn[union] for union in drawn if then.checksum(union, "a") != then.checksum(union, "b"))
+    drawn = [union for union in untouched if _of_both(then, "status", union) == {Status.OBSERVED}]
+    return tuple(step.alignment.fqn[union] for union in drawn if len(_of_both(then, "checksum", union)) > 1)
 
 
 @finds("*")
@@ -179,6 +179,6 @@ def find_unseeded_generators(at: View) -> Iterator[Finding]:
         yield found("unseeded", names=", ".join(names), step=at.first.step - (at.cause.reason == "rng"))
 
 
-def _status_of(table: Table, union: int) -> set[Status | None]:
-    """The status of a site in both runs: `VALUE` of an untouched generator, `OBSERVED` of one with a recorded state."""
-    return {table.status(union, side) for side in "ab"}
+def _of_both(table: Table, name: str, union: int) -> set[int | None]:
+    """What `Table.number` gives in both runs: status `VALUE` of an untouched generator, `OBSERVED` of a recorded state."""
+    return {table.number(name, union, side) for side in "ab"}
