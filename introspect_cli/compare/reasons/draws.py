@@ -180,5 +180,5 @@ def find_unseeded_generators(at: View) -> Iterator[Finding]:
 
 
 def _of_both(table: Table, name: str, union: int) -> set[int | None]:
-    """What `Table.number` gives in both runs: status `VALUE` of an untouched generator, `OBSERVED` of a recorded state."""
+    """What `Table.number` gives in both runs; of status, `VALUE` is of an untouched generator."""
     return {table.number(name, union, side) for side in "ab"}
