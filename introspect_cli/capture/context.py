@@ -167,11 +167,7 @@ def state_word(value: Any) -> str:
         if value.device.type != "cpu":
             return ""
         with unobserved():
-            state = value.get_state()
-            try:
-                return _digest(state.numpy().tobytes())
-            except RuntimeError:  # inside a transform of `torch.func` it has no memory to look at
-                return _digest(bytes(state.tolist()))
+            return _digest(bytes(value.get_state().tolist()))  # inside a transform of `torch.func` it has no memory
     if type(value) is random.Random:
         _, words, spare = value.getstate()
         return _digest(f"{hash(words)} {spare}".encode())  # of numbers, so it is the same in every process
@@ -268,7 +264,7 @@ class Context:
         }
         self.summarizer = Summarizer(**kept)
         self.rank = capture.store.rank(capture.rank, **kept)
-        self.names = names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
+        self.names = names = Names(NameFilter(options))
         self.policy = StepPolicy(capture, self.rank, box)
         self.recorder = recorder = Recorder(capture, self.summarizer, self.rank, self.policy, store_lost)
         self.draws = Draws(recorder)

@@ -22,6 +22,7 @@ from introspect_cli.texts import bounded
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.torch_distributed import Style, Unsharded
     from introspect_cli.records import Phase
 
@@ -578,17 +579,9 @@ def class_name(module: nn.Module) -> str:
 class NameFilter:
     """Predicate over FQNs: matches an include glob, if any, no exclude glob, and has at most `max_depth` dots."""
 
-    def __init__(self, include: tuple[str, ...], exclude: tuple[str, ...], max_depth: int | None) -> None:
-        """Keep the options; names are matched when the filter is called.
-
-        Args:
-            include: globs, of which a name has to match any; () for every name.
-            exclude: globs, of which a name must match none.
-            max_depth: how many dots a name may have at most; None for any number.
-        """
-        self._include = include
-        self._exclude = exclude
-        self._max_depth = max_depth
+    def __init__(self, options: CaptureOptions) -> None:
+        """Keep the options; names are matched when the filter is called."""
+        self._include, self._exclude, self._max_depth = options.modules, options.exclude, options.max_depth
         self._asked: set[str] = set()
 
     def __call__(self, fqn: str) -> bool:

@@ -9,6 +9,7 @@ when the script's main part is over; everything between is the probes'.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import weakref
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from introspect_cli.capture.all_probes import Probes
+    from introspect_cli.capture.context import Context
     from introspect_cli.capture.guard import Guarded
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.read_files import ReadFiles
@@ -248,8 +250,9 @@ class Session:
 
                 box = BlackBox(self._capture, self.reference.digests(), self._tell)
             probes = Probes(self._capture, self._note_lost, box)
-            probes.context.clock.listeners["on_ending"].append(self._write_documents)
-            probes.context.clock.listeners["on_tick"].append(self._end_step)
+            listeners = probes.context.clock.listeners
+            listeners["on_ending"].append(functools.partial(self._write_documents, probes.context))
+            listeners["on_tick"].append(functools.partial(self._end_step, probes.context))
             probes.install()
             self.probes = probes
 
@@ -260,27 +263,22 @@ class Session:
         else:
             self._terminal.say(sentence)
 
-    def _write_documents(self) -> None:
+    def _write_documents(self, context: Context) -> None:
         """Write changed documents before a step is written, all before the first: whoever reads it has them."""
-        if (probes := self.probes) is None:
-            return
         with self._writing(self._settings):
-            if probes.context.clock.ticks == 1:
+            if context.clock.ticks == 1:
                 self._documents.write_all()
                 if self._capture.launch is None:
                     self._manifest |= without_others(self._capture)
             self._documents.write()
 
-    def _end_step(self) -> None:
+    def _end_step(self, context: Context) -> None:
         """End the script as a step ends, where an option says so.
 
         Raises:
             SystemExit: because of `--stop`, `--until-nan` or `--until-step`; with 1 for `--stop` on rank 0 of a process
                 that was not followed, else with 0.
         """
-        if (probes := self.probes) is None:
-            return
-        context = probes.context
         if self.reference.poll(context.recorder, self._terminal.say):
             self._manifest["stopped"] = True
             # A launcher takes the first rank that fails for a crash and kills the others: one of them says it, as the

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,23 +27,14 @@ from introspect_cli.compare.elements import rounded
 from introspect_cli.compare.ledger import At, Ledger, Moment, Tensor, ledgers
 from introspect_cli.compare.match import distinctive_values, parameters
 from introspect_cli.compare.measure import ROUNDING, Layouts, Records, distances, relative, same_numbers
-from introspect_cli.compare.result import (
-    DiffResult,
-    Divergence,
-    Origin,
-    SettingChange,
-    Size,
-    StructureChange,
-    Verdict,
-)
+from introspect_cli.compare.result import DiffResult, Divergence, Origin, Size, StructureChange, Verdict
 from introspect_cli.compare.resumed import steps_counted
 from introspect_cli.compare.say import far, key_of, listed, some
-from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.table import KINDS, columns, kind_code
 from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, Status, Summary
-from introspect_cli.store.whole import WholeReader
+from introspect_cli.store.tasks import as_one
 from introspect_cli.texts import begin_alike, count
 
 if TYPE_CHECKING:
@@ -81,18 +73,14 @@ def as_moments(a: Run, b: Run, write: Callable[..., Run]) -> tuple[Run, Run]:
     if is_checkpoint(a) == is_checkpoint(b):
         return a, b
     run, checkpoint = (b, a) if is_checkpoint(a) else (a, b)
-    moment = _write_moment(run, checkpoint, write)
-    checkpoint.on_close(moment.close)
-    return (moment, b) if run is a else (a, moment)
-
-
-def _write_moment(run: Run, checkpoint: Run, write: Callable[..., Run]) -> Run:
-    """The moment of `run` that matches a checkpoint, chosen here and written by `write` as a checkpoint."""
     reader = _reader(run)
     (step, when), state = _choose_moment(reader, checkpoint, str(run.path))
     named = step_words(step, reader.labels.get(step, {}))
     about = {"moment": f"after {named}" if when == "after" else f"when {named} begins"}
-    return write(_records_at(reader, state, checkpoint, run), run.path, {}, {"checkpoint": about, "not_observed": []})
+    records = _records_at(reader, state, checkpoint, run)
+    moment = write(records, run.path, {}, {"checkpoint": about, "not_observed": []})
+    checkpoint.on_close(moment.close)
+    return (moment, b) if run is a else (a, moment)
 
 
 def _reader(run: Run) -> Reader:
@@ -103,10 +91,8 @@ def _reader(run: Run) -> Reader:
     """
     if not run.recorded:
         raise StoreError(f"{run.path} has no step on record")
-    readers = [run.rank(rank) for rank in run.recorded]
-    parted = any(layout.part is not None for layout in readers[0].layouts)
-    whole = parted and len(readers) > 1
-    return WholeReader(str(run.path), readers, complete=True) if whole else readers[0]
+    lowest = run.rank(run.recorded[0])
+    return as_one(run) if any(layout.part is not None for layout in lowest.layouts) else lowest
 
 
 # --- which moment
@@ -128,23 +114,22 @@ def _choose_moment(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment
         StoreError: the run has no parameters on record.
     """
     held, sites = _checksums_held(checkpoint), columns(reader.sites)
-    goal, beside = (
-        np.array([checksum for (kind, _, _), checksum in held.items() if (kind == _STATE) is wanted], np.uint64)
-        for wanted in (False, True)
-    )
-    scores: dict[Moment, tuple[int, int]] = {}
+    goals = [
+        np.array([checksum for (kind, _, _), checksum in held.items() if (kind == _STATE) is of_optimizer], np.uint64)
+        for of_optimizer in (False, True)
+    ]
+    scores: dict[Moment, list[int]] = {}
     for moment, state in ledgers(reader, sites):
-        model, states = state.checksum[~state.of_optimizer], state.checksum[state.of_optimizer]
-        if model.any():
-            scores[moment] = int(np.isin(goal, model).sum()), int(np.isin(beside, states).sum())
+        sides = state.checksum[~state.of_optimizer], state.checksum[state.of_optimizer]
+        if sides[0].any():
+            scores[moment] = [int(np.isin(goal, side).sum()) for goal, side in zip(goals, sides, strict=True)]
     if not scores:
         raise StoreError(f"{called} has no parameters on record: no step of it can be compared with a checkpoint")
     best = max(scores, key=scores.__getitem__)
     most = scores[best][0]
-    decided = len({score[0] for score in scores.values()}) > 1 and 2 * most >= len(goal)
-    if not (decided or most == len(goal) or len(scores) == 1):
-        far = {moment: _distance_at(moment, At(reader, sites, moment[0]), checkpoint) for moment in scores}
-        best = min(far, key=far.__getitem__)
+    decided = len({score[0] for score in scores.values()}) > 1 and 2 * most >= len(goals[0])
+    if not decided and most < len(goals[0]):
+        best = min(scores, key=lambda moment: _distance_at(moment, At(reader, sites, moment[0]), checkpoint))
     return best, next(state for moment, state in ledgers(reader, sites) if moment == best)
 
 
@@ -166,8 +151,8 @@ def _distance_at(moment: Moment, at: At, checkpoint: Run) -> float:
         {fqn: row for (kind, fqn, _), row in rows.items() if kind != _STATE}
         for rows in (at.tensor_rows(phase), held.tensor_rows())
     )
-    change = prefixes(mine, theirs)
-    partners = {row: theirs.get(with_prefix_changed(fqn, change), -1) for fqn, row in mine.items()}
+    change = prefix_change(mine, theirs)
+    partners = {row: theirs.get(re.sub(*change, fqn), -1) for fqn, row in mine.items()}
     rows = np.array([pair for pair in partners.items() if pair[1] >= 0], np.int64).reshape(-1, 2)
     sides = (
         Records(at.batch, rows[:, 0], Layouts(at.reader.layouts)),
@@ -180,7 +165,7 @@ def _distance_at(moment: Moment, at: At, checkpoint: Run) -> float:
 # --- names
 
 
-OF_A_MODEL = r"^(?!(?:[^.]+\.\d+|torch|python|numpy|cuda.*)$)"
+_OF_A_MODEL = r"^(?!(?:[^.]+\.\d+|torch|python|numpy|cuda.*)$)"
 """Begins names that are neither a numbered parameter of an optimizer's nor a generator."""
 
 
@@ -192,15 +177,12 @@ def checkpoint_options(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
     checkpoint with fewer names.
     """
     options = replace(options, strict=True, limit=None, whole_step=True, want_map=False)
-    names = [_names(run) for run in (a, b)]
-    if options.rename or not options.by_value or 3 * len(names[0].keys() & names[1].keys()) > min(map(len, names)):
+    one, two = names = [_names(run) for run in (a, b)]
+    if options.rename or not options.by_value or 3 * len(one.keys() & two.keys()) > min(map(len, names)):
         return options
-    change = old, new = prefixes(*names)
-    shared = sum(with_prefix_changed(name, change) in names[1] for name in names[0])
-    if old == new or 2 * shared < min(map(len, names)):
-        return options
-    pattern = f"^{re.escape(old)}\\." if old else OF_A_MODEL
-    return replace(options, rename=((pattern, f"{new}." if new else ""),))
+    change = prefix_change(one, two)
+    shared = sum(re.sub(*change, name) in two for name in one)
+    return options if 2 * shared < min(map(len, names)) else replace(options, rename=(change,))
 
 
 def _names(run: Run) -> dict[str, None]:
@@ -209,11 +191,11 @@ def _names(run: Run) -> dict[str, None]:
     return dict.fromkeys(fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind in kinds)
 
 
-def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
-    """(prefix in `names`, prefix in `others`) by which most names differ from their partner; ("", "") for no partners.
+def prefix_change(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
+    """(regular expression, replacement) of the prefix by which most names differ from their partner in `others`.
 
     A name's partner is the one name of `others` with the most equal components at its end, at least two (one, where
-    that is the other's whole name). It has none where several have as many. Prefixes are without a dot at the end.
+    that is the other's whole name). It has none where several have as many. ("", "") where no name has one.
     """
     ends: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for name in others:
@@ -229,20 +211,10 @@ def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
         best = [other for length, other in both if length == most]
         if len(best) == 1:
             votes[".".join(parts[:-most]), ".".join(best[0].split(".")[:-most])] += 1
-    return votes.most_common(1)[0][0] if votes else ("", "")
-
-
-def with_prefix_changed(name: str, change: tuple[str, str]) -> str:
-    """A name with the leading dotted parts `change[0]` replaced by `change[1]`; both without a dot at the end.
-
-    `GPT` begins `GPT.head`, but neither `GPT2.head` nor `GPT` itself; a name that does not begin so is unchanged. "" as
-    the first puts the second in front of every name, "" as the second drops the first.
-    """
-    old, new = change
-    if old and not name.startswith(f"{old}."):
-        return name
-    rest = name[len(old) + 1 :] if old else name
-    return f"{new}.{rest}" if new else rest
+    if not votes:
+        return "", ""
+    old, new = votes.most_common(1)[0][0]
+    return rf"^{re.escape(old)}\." if old else _OF_A_MODEL, f"{new}." if new else ""
 
 
 # --- what the run had
@@ -257,27 +229,21 @@ def _numbered_names(run: Run, checkpoint: Run, root: str) -> dict[str, str]:
     Args:
         run: the run.
         checkpoint: the checkpoint.
-        root: the module of the run that the checkpoint is of; "" for all.
+        root: a regular expression for the beginning of names of the model that the checkpoint is of.
     """
     names = [fqn for (kind, fqn, _) in _checksums_held(checkpoint) if kind == _STATE]
     heads = {name.rpartition(".")[0] for name in names}
-    if not names or len(heads) != 1 or not all(name.rpartition(".")[2].isdecimal() for name in names):
+    if len(heads) != 1 or not all(name.rpartition(".")[2].isdecimal() for name in names):
         return {}
-    documents = run.settings.get("optimizers", [])
     listed = [
         [str(name) for group in document.get("groups", []) for name in group.get("params", [])]
-        for document in documents
+        for document in run.settings.get("optimizers", [])
         if isinstance(document, dict)
     ]
-    of_model = [members for members in listed if members and all(_is_below(name, root) for name in members)]
-    if len(of_model) != 1:
-        return {}
-    return {name: f"{next(iter(heads))}.{number}" for number, name in enumerate(of_model[0])}
-
-
-def _is_below(name: str, root: str) -> bool:
-    """Whether a name is inside module `root`, not that module itself; always for ""."""
-    return not root or name.startswith(f"{root}.")
+    of_model = [members for members in listed if members and all(re.match(root, name) for name in members)]
+    return {
+        name: f"{heads.copy().pop()}.{number}" for number, name in enumerate(of_model[0] if len(of_model) == 1 else ())
+    }
 
 
 def _records_at(reader: Reader, state: Ledger, checkpoint: Run, run: Run) -> dict[Site, Summary]:
@@ -295,48 +261,63 @@ def _records_at(reader: Reader, state: Ledger, checkpoint: Run, run: Run) -> dic
     """
     theirs = {fqn: kind for (kind, fqn, _) in _checksums_held(checkpoint) if kind != _STATE}
     mine = [fqn for kind, fqn, _ in state.tensors if kind != _STATE]
-    change = prefixes(mine, theirs)
-    root = change[0] if 2 * sum(with_prefix_changed(fqn, change) in theirs for fqn in mine) >= len(theirs) else ""
+    change = prefix_change(mine, theirs)
+    most = 2 * sum(re.sub(*change, fqn) in theirs for fqn in mine) >= len(theirs)
+    root = change[0] if most and change[0] != _OF_A_MODEL else ""
     numbers = _numbered_names(run, checkpoint, root)
     batches: dict[int, Any] = {}
     rows: dict[Site, Summary] = {}
     for number, (kind, fqn, path) in enumerate(state.tensors):
-        if not _is_below(fqn, root) or not state.checksum[number]:
+        if not re.match(root, fqn) or not state.checksum[number]:
             continue
         step = int(state.step[number])
-        if step not in batches:
-            batches[step] = reader.read(step)
-        record = reader.record(batches[step], int(state.row[number]), step)
+        batch = batches.get(step) or batches.setdefault(step, reader.read(step))
+        record = reader.record(batch, int(state.row[number]), step)
         of_optimizer = kind == _STATE
         name = numbers.get(fqn, fqn) if of_optimizer else fqn
-        called = KINDS[kind if of_optimizer else theirs.get(with_prefix_changed(fqn, change), kind)]
+        called = KINDS[kind if of_optimizer else theirs.get(re.sub(*change, fqn), kind)]
         rows[Site(Phase.START, called, name, 0, path)] = record.summary
     return rows
 
 
+# --- what differs
+
+
 _MAX_NAMED = 3
-_MAX_SETTINGS = 4
 _MAX_PERMUTED = 4
 """Parts of one tensor that are put together in every order."""
-_PROGRESS = re.compile(r"(^|[._])(global_step|step|steps|epoch|iteration|lr)$")
-"""Settings that say how far a training is."""
+
+_GROUPS = (
+    (MODEL, "tensor of the model", "tensors of the model"),
+    ((Kind.OPTIMIZER_STATE,), "value of the optimizer state", "values of the optimizer state"),
+    ((Kind.RNG,), "random state", "random states"),
+)
 
 
-@dataclass(frozen=True)
-class TensorForm:
-    """A tensor of a that b holds in another form.
+class Form(NamedTuple):
+    """A tensor of a that b holds under another name or in another form.
 
     Attributes:
         a: its name, or those of several that are one in b, in their order.
         b: its name in b, or those of several.
-        form: `tied` (equal bits under another name), `transposed`, `merged`, or `constant` (the same number all over).
+        words: how one is the other.
         proven: whether the elements are the same; None where they could not be compared.
     """
 
     a: tuple[str, ...]
     b: tuple[str, ...]
-    form: str
-    proven: bool | None
+    words: str
+    proven: bool | None = True
+
+
+_EQUAL = "{a} of a equals {b} of b"
+_TURNED = "{a} of a is {b} in b, transposed or in another shape"
+_MERGED = "{a} of a, put together, is {b} in b"
+_DOUBTS = {
+    True: "",
+    False: "; by extrema and moments, but its elements are in another order",
+    None: "; by extrema and moments, its elements were not compared",
+}
 
 
 @dataclass
@@ -345,11 +326,8 @@ class Differences:
 
     Attributes:
         counts: tensors that both have, by kind.
-        differ: those whose values differ, the largest distance first.
-        shapes: those with another shape.
-        casts: those of another element type, by the types in a and in b.
+        tensors: those that differ, by how (`_how`), in the order in which they are listed.
         forms: what one has in another form than the other.
-        only: what a alone has, and what b alone has.
         kinds: kinds that a alone holds, and that b alone holds.
         unread: tensors that could not be read.
         within: values that differ within the tolerance or noise given.
@@ -359,11 +337,8 @@ class Differences:
     """
 
     counts: Counter[Kind]
-    differ: list[Divergence]
-    shapes: list[Divergence]
-    casts: dict[tuple[str, str], list[Divergence]]
-    forms: list[TensorForm]
-    only: tuple[list[Divergence], list[Divergence]]
+    tensors: dict[str, list[Divergence]]
+    forms: list[Form]
     kinds: tuple[list[Kind], list[Kind]]
     unread: int
     within: int
@@ -373,12 +348,13 @@ class Differences:
 
     @property
     def every(self) -> list[Divergence]:
-        """Tensors that differ, in this order: in shape, in a alone, in b alone, in value or type (farthest first).
+        """Tensors that differ: in shape, in a alone, in b alone, in value or type, the last by `_model_then_farthest`.
 
-        The last ones in the order of `_model_then_farthest`; forms and `unrecorded` are left out.
+        Forms and `unrecorded` are left out.
         """
-        casts = [tensor for tensors in self.casts.values() for tensor in tensors]
-        return [*self.shapes, *self.only[0], *self.only[1], *sorted([*self.differ, *casts], key=_model_then_farthest)]
+        first = [tensor for how in ("shape", "a", "b") for tensor in self.tensors[how]]
+        rest = [tensor for how, tensors in self.tensors.items() if how not in ("shape", "a", "b") for tensor in tensors]
+        return [*first, *sorted(rest, key=_model_then_farthest)]
 
     @property
     def verdict(self) -> Verdict:
@@ -387,15 +363,10 @@ class Differences:
         Else UNDECIDED if any tensor could not be read or any form is not proven; else SAME.
         """
         proofs = {form.proven for form in self.forms}
-        if not self.counts.total():
-            return Verdict.UNDECIDED
-        if self.every or False in proofs:
+        if self.counts.total() and (self.every or False in proofs):
             return Verdict.DIVERGED
-        return Verdict.UNDECIDED if self.unread or None in proofs else Verdict.SAME
-
-    def of_kinds(self, kinds: Iterable[Kind]) -> int:
-        """How many tensors of these kinds both checkpoints have."""
-        return sum(self.counts[kind] for kind in kinds)
+        unknown = not self.counts.total() or self.unread or None in proofs
+        return Verdict.UNDECIDED if unknown else Verdict.SAME
 
 
 def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
@@ -412,16 +383,12 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
     """
     differences = _differences(runs, asked, outcome)
     verdict, every = differences.verdict, differences.every
-    settings = tuple(sorted(answer.settings, key=lambda one: (not _PROGRESS.search(one.name), "sched" in one.name)))
-    names = [change.text for change in answer.structure if change.change == "renamed"]
-    if not asked.rename and outcome.match.patterns and not differences.run:
-        names.append(_prefixed(*outcome.match.patterns[0]))
-    # what the files do not tell; not what captures of runs leave out
-    notes = [f"{name}: {text}." for name, run in zip("ab", runs, strict=True) for text in run.manifest["not_observed"]]
-    sentence, evidence = sentence_of(differences, runs, settings)
-    if names:
-        more = f", and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-        evidence.append(f"names differ: {'; '.join(names[:_MAX_NAMED])}{more}")
+    sentence, evidence = sentence_of(differences, runs)
+    names, there = _names(runs[0]), _names(runs[1])
+    rename = outcome.match.rename or str
+    renamed = [f"{name} is {new} in b" for name in names if (new := rename(name)) != name and new in there]
+    if renamed and not differences.run:
+        evidence.append(f"names differ: {some(renamed)}")
     steps = [steps_counted(At.first(run.rank(0), columns(run.rank(0).sites)), Phase.START) for run in runs]
     if steps[0] != steps[1] and None not in steps:
         a, b = (count(int(step or 0), "step") for step in steps)
@@ -433,30 +400,19 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
         verdict=verdict,
         sentence=sentence,
         evidence=tuple(evidence),
-        settings=settings,
         first=first,
         candidates=(first,) if first is not None else (),
         divergences=tuple(every if asked.limit is None or asked.whole_step else every[: asked.limit]),
-        notes=tuple(notes),
+        # what the files do not tell; not what captures of runs leave out
+        notes=tuple(
+            f"{name}: {text}." for name, run in zip("ab", runs, strict=True) for text in run.manifest["not_observed"]
+        ),
         counts=replace(answer.counts, diverged=len(every)),
         training=None,
         evaluation=None,
         strip=(),
         findings=tuple(one for one in answer.findings if not isinstance(one, (StructureChange, Origin))),
     )
-
-
-def _prefixed(pattern: str, new: str) -> str:
-    """Clause that names in a and b differ by a prefix.
-
-    Args:
-        pattern: regular expression of `checkpoint_options` for the prefix in a.
-        new: the prefix in b; "" for none.
-    """
-    old = "" if pattern == OF_A_MODEL else re.sub(r"[\^\\]", "", pattern)
-    if old and new:
-        return f"{old} before names in a is {new} in b"
-    return f"names in {'a' if old else 'b'} have {old or new} before them"
 
 
 def _differences(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> Differences:
@@ -471,56 +427,42 @@ def _differences(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome
         outcome: of comparing them by name.
     """
     changes: tuple[Rename, Rename] = (outcome.match.rename or str, str)
-    in_a = {changes[0](name): name for name in runs[0].rank(0).sites.fqn}
     one, two = (_count_held(run, asked, change) for run, change in zip(runs, changes, strict=True))
-    common = one.keys() & two.keys()
-    every = [tensor for tensor in outcome.listed if tensor.site.kind in common]
-    only = [tensor for tensor in every if tensor.only == "a"], [tensor for tensor in every if tensor.only == "b"]
-    shapes = [tensor for tensor in every if len(_layouts(tensor, "shape")) > 1]
-    values = list(map(_model_values, runs, changes))
-    turned = {
-        name
-        for name in (tensor.site.fqn for tensor in shapes)
-        if name in values[0] and name in values[1] and same_numbers(values[0][name].moments, values[1][name].moments)
-    }
-    forms = _forms_of(runs, only, values, turned)
-    plain = [tensor for tensor in every if not tensor.only and len(_layouts(tensor, "shape")) == 1]
-    casts: dict[tuple[str, str], list[Divergence]] = {}
-    for tensor in plain:
-        if tensor.a is not None and tensor.b is not None and len(_layouts(tensor, "dtype")) > 1:
-            casts.setdefault((tensor.a.layout.dtype, tensor.b.layout.dtype), []).append(tensor)
-    left = [
-        [tensor for tensor in side if tensor.site.kind not in MODEL or tensor.site.fqn not in settled]
-        for side, settled in zip(only, _settled(forms), strict=True)
-    ]
+    common, tensors = one.keys() & two.keys(), {how: list[Divergence]() for how in ("shape", "a", "b", "value")}
+    for tensor in outcome.listed:
+        if tensor.site.kind in common:
+            tensors[_how(tensor)].append(tensor)
+    counts = Counter({kind: one[kind] - sum(tensor.site.kind is kind for tensor in tensors["a"]) for kind in common})
+    forms = _forms_of(runs, tensors, changes)
+    counts[Kind.PARAM] += sum(len(form.a) for form in forms if form.a != form.b)
+    for side, settled in zip("ab", _settled(forms), strict=True):
+        for how in (side, "shape"):
+            tensors[how] = [
+                each for each in tensors[how] if each.site.kind not in MODEL or each.site.fqn not in settled
+            ]
+    in_a = {changes[0](name): name for name in runs[0].rank(0).sites.fqn}
     differences = Differences(
-        counts=Counter(
-            {kind: one[kind] - sum(tensor.site.kind is kind for tensor in only[0]) for kind in Kind if kind in common}
-        ),
-        differ=sorted((tensor for tensor in plain if len(_layouts(tensor, "dtype")) == 1), key=_model_then_farthest),
-        shapes=[tensor for tensor in shapes if tensor.site.fqn not in turned],
-        casts=casts,
-        forms=[replace(form, a=tuple(in_a.get(name, name) for name in form.a)) for form in forms],
-        only=(left[0], left[1]),
+        counts=counts,
+        tensors={**tensors, "value": sorted(tensors["value"], key=_model_then_farthest)},
+        forms=[form._replace(a=tuple(in_a.get(name, name) for name in form.a)) for form in forms],
         kinds=([kind for kind in one if kind not in two], [kind for kind in two if kind not in one]),
         unread=max(int((run.rank(0).read_row(0).status == int(Status.NOT_OBSERVED)).sum()) for run in runs),
         within=outcome.tally["within"],
     )
-    differences.counts[Kind.PARAM] += sum(len(form.a) for form in forms if form.a != form.b)
-    for place, name in enumerate("ab"):
-        about = runs[place].manifest["checkpoint"]
+    for run, name, other in zip(runs, "ab", "ba", strict=True):
+        about = run.manifest["checkpoint"]
         if "moment" in about:  # what one of them alone has may not have been recorded, or not been saved
             differences.run, differences.moment = name, str(about["moment"])
-            of_run, others = left[place], left[1 - place]
-            differences.unrecorded = [*others, *(tensor for tensor in of_run if tensor.site.kind is not Kind.PARAM)]
-            others.clear()
-            of_run[:] = [tensor for tensor in of_run if tensor.site.kind is Kind.PARAM]
+            alone, differences.tensors[other] = differences.tensors[name], []
+            differences.tensors[name] = [each for each in alone if each.site.kind is Kind.PARAM]
+            differences.unrecorded = [*tensors[other], *(each for each in alone if each.site.kind is not Kind.PARAM)]
     return differences
 
 
-def _layouts(tensor: Divergence, name: str) -> set[Any]:
-    """Values of a property of layouts (`shape`, `dtype`) in a and b; one where they agree or one side has it."""
-    return {getattr(side.layout, name) for side in (tensor.a, tensor.b) if side is not None}
+def _how(tensor: Divergence) -> str:
+    """What differs of a tensor: `shape`, `a` or `b` where that side alone has it, else `value`."""
+    shapes = {side.layout.shape for side in (tensor.a, tensor.b) if side is not None}
+    return tensor.only or ("shape" if len(shapes) > 1 else "value")
 
 
 def _model_then_farthest(divergence: Divergence) -> tuple[bool, bool, float]:
@@ -547,71 +489,64 @@ def _count_held(run: Run, asked: DiffOptions, rename: Rename) -> Counter[Kind]:
 
 
 def _forms_of(
-    runs: tuple[Run, Run],
-    only: Sequence[Sequence[Divergence]],
-    values: Sequence[dict[str, Value]],
-    turned: Iterable[str],
-) -> list[TensorForm]:
-    """Tensors that one side lacks by name, matched with tensors of the other in another form; reads these tensors.
+    runs: tuple[Run, Run], tensors: dict[str, list[Divergence]], changes: tuple[Rename, Rename]
+) -> list[Form]:
+    """Tensors that one side lacks by name, or in this shape, matched with tensors of the other; reads these tensors.
 
-    All names are b's.
+    All names are b's. Where bits are equal, the n-th of a is the n-th of b: constants are equal to many.
 
     Args:
         runs: the checkpoints a and b.
-        only: what a alone has by name, and what b alone has.
-        values: the model's distinctive values of a, and of b, by name.
-        turned: names under which both have the same numbers in another shape.
+        tensors: what differs, by how (`_how`).
+        changes: what changes the names of a, and of b.
     """
+    values, forms = list(map(_model_values, runs, changes)), list[Form]()
     alone = [
         {
-            tensor.site.fqn: next(side.checksum for side in (tensor.a, tensor.b) if side is not None)
-            for tensor in side_only
-            if tensor.site.kind in MODEL
+            each.site.fqn: next(side.checksum for side in (each.a, each.b) if side is not None)
+            for each in tensors[side]
+            if each.site.kind in MODEL
         }
-        for side_only in only
+        for side in "ab"
     ]
-    left = [[of[name] for name in names if name in of] for of, names in zip(values, alone, strict=True)]
 
-    def tensor(side: int, name: str) -> Any:
+    def read(side: int, name: str) -> Any:
         """The whole tensor of a name in one checkpoint (0 for a, 1 for b); None where it cannot be read."""
         return runs[side].tensor(values[side][name].checksum)
 
-    def is_turned(a: str, b: str) -> bool | None:
-        """Whether b's tensor is a's transposed or reshaped, element by element; None where either cannot be read."""
-        one, two = tensor(0, a), tensor(1, b)
-        if one is None or two is None:
-            return None
-        forms = [one.T, one.reshape(two.shape)] if one.size == two.size else []
-        return any(form.shape == two.shape and np.array_equal(form, two) for form in forms)
+    def turned(a: str, b: str) -> Form:
+        """The form of a tensor of b that has the numbers of one of a."""
+        return Form((a,), (b,), _TURNED, _joined(read(1, b), [read(0, a)])[1])
 
-    matched, forms = parameters(*left), list[TensorForm]()
-    for one, two in matched.pairs:
-        a, b, equal = one.site.fqn, two.site.fqn, one.checksum == two.checksum
-        forms.append(TensorForm((a,), (b,), "tied" if equal else "transposed", equal or is_turned(a, b)))
+    same_bits: dict[int, list[str]] = defaultdict(list)
+    for name, checksum in alone[1].items():
+        same_bits[checksum].append(name)
+    for name, checksum in alone[0].items():
+        if same_bits[checksum]:
+            forms.append(Form((name,), (same_bits[checksum].pop(0),), _EQUAL))
+    of_a, of_b = (
+        [held[name] for name in names if name in held and name not in settled]
+        for held, names, settled in zip(values, alone, _settled(forms), strict=True)
+    )
+    matched = parameters(of_a, of_b)
+    forms += [turned(one.site.fqn, two.site.fqn) for one, two in matched.pairs]
     for parts, whole, holder in matched.merges:
         in_b = holder == "b"
-        order, proven = _joined(tensor(in_b, whole), [tensor(not in_b, name) for name in parts])
-        together = tuple(parts[at] for at in order)
-        forms.append(TensorForm(together if in_b else (whole,), (whole,) if in_b else together, "merged", proven))
-    for side in (0, 1):  # of tied tensors one is paired, or has its name, and the others are that one, too
+        order, proven = _joined(read(in_b, whole), [read(not in_b, name) for name in parts])
+        names = (tuple(parts[at] for at in order), (whole,))[:: 1 if in_b else -1]
+        forms.append(Form(names[0], names[1], _MERGED, proven))
+    for side, left in enumerate((of_a, of_b)):  # of tied tensors one is paired, or has its name
         others = {value.checksum: name for name, value in values[1 - side].items()}
         others |= {pair[side].checksum: pair[1 - side].site.fqn for pair in matched.pairs}
-        settled = _settled(forms)[side]
-        for name, other in ((value.site.fqn, others.get(value.checksum)) for value in left[side]):
-            if other and name not in settled:
-                a, b = (name, other) if side == 0 else (other, name)
-                forms.append(TensorForm((a,), (b,), "tied", proven=True))
-    rest = [
-        {name: checksum for name, checksum in of.items() if name not in done}
-        for of, done in zip(alone, _settled(forms), strict=True)
-    ]
-    constants: dict[int, list[str]] = defaultdict(list)
-    for name, checksum in rest[1].items():
-        constants[checksum].append(name)
-    for name, checksum in rest[0].items():  # the n-th of a with the n-th of b
-        if constants[checksum]:
-            forms.append(TensorForm((name,), (constants[checksum].pop(0),), "constant", proven=True))
-    return [*forms, *(TensorForm((name,), (name,), "transposed", is_turned(name, name)) for name in turned)]
+        for name, checksum in ((value.site.fqn, value.checksum) for value in left):
+            if checksum in others and name not in _settled(forms)[side]:
+                names = ((name,), (others[checksum],))[:: -1 if side else 1]
+                forms.append(Form(names[0], names[1], _EQUAL))
+    for name in (each.site.fqn for each in tensors["shape"]):
+        both = [held[name].moments for held in values if name in held]
+        if len(both) > 1 and same_numbers(both[0], both[1]):
+            forms.append(turned(name, name))
+    return forms
 
 
 def _model_values(run: Run, rename: Rename) -> dict[str, Value]:
@@ -621,7 +556,7 @@ def _model_values(run: Run, rename: Rename) -> dict[str, Value]:
     return {value.site.fqn: value for value in named}
 
 
-def _settled(forms: Iterable[TensorForm]) -> tuple[set[str], set[str]]:
+def _settled(forms: Iterable[Form]) -> tuple[set[str], set[str]]:
     """Names of a, and of b, that are among these forms."""
     return {name for form in forms for name in form.a}, {name for form in forms for name in form.b}
 
@@ -629,78 +564,57 @@ def _settled(forms: Iterable[TensorForm]) -> tuple[set[str], set[str]]:
 def _joined(whole: Any, pieces: Sequence[Any]) -> tuple[Sequence[int], bool | None]:
     """(order of the pieces, whether they make `whole` in it): concatenated along some dimension, or all transposed.
 
-    Of more than `_MAX_PERMUTED` pieces only the order given is tried; not known (None) where any cannot be read.
+    In the shape that gives, or reshaped. Of more than `_MAX_PERMUTED` pieces only the order given is tried; not known
+    (None) where any cannot be read.
     """
     in_turn = tuple(range(len(pieces)))
     if whole is None or any(piece is None for piece in pieces):
         return in_turn, None
     for order in permutations(in_turn) if len(pieces) <= _MAX_PERMUTED else [in_turn]:
         for forms in ([pieces[at] for at in order], [pieces[at].T for at in order]):
-            for axis in range(whole.ndim):
-                shapes = {(*form.shape[:axis], None, *form.shape[axis + 1 :]) for form in forms}
-                if shapes == {(*whole.shape[:axis], None, *whole.shape[axis + 1 :])}:
-                    joined = np.concatenate(forms, axis)
-                    if joined.shape == whole.shape and np.array_equal(joined, whole):
+            for axis in range(forms[0].ndim):
+                with suppress(ValueError):  # shapes that cannot stand beside one another
+                    if np.array_equal(np.concatenate(forms, axis).reshape(whole.shape), whole):
                         return order, True
     return in_turn, False
 
 
-def _is_rounded(runs: tuple[Run, Run], tensor: Divergence) -> bool | None:
+def _is_rounded(runs: tuple[Run, Run], tensor: Divergence) -> bool:
     """Whether a's tensor is b's rounded to a's type, or the other way round, element by element.
 
-    None where either cannot be read, or has another shape.
+    False where either cannot be read, or has another shape.
     """
-    if tensor.a is None or tensor.b is None:
-        return None
+    assert tensor.a is not None
+    assert tensor.b is not None
     one, two = runs[0].tensor(tensor.a.checksum), runs[1].tensor(tensor.b.checksum)
-    if one is None or two is None or one.shape != two.shape:
-        return None
     return any(
-        coarse in ROUNDING and fine.dtype.kind == "f" and np.array_equal(rounded(fine, coarse), other, equal_nan=True)
+        fine is not None
+        and other is not None
+        and coarse in ROUNDING
+        and fine.dtype.kind == "f"
+        and np.array_equal(rounded(fine, coarse), other, equal_nan=True)
         for fine, coarse, other in ((one, tensor.b.layout.dtype, two), (two, tensor.a.layout.dtype, one))
     )
 
 
 # --- words
 
-_GROUPS = (
-    (MODEL, "tensor of the model", "tensors of the model"),
-    ((Kind.OPTIMIZER_STATE,), "value of the optimizer state", "values of the optimizer state"),
-    ((Kind.RNG,), "random state", "random states"),
-)
 
-_FORMS = {
-    "tied": "{a} of a is {b} in b: equal, under another name",
-    "transposed": "{a} of a is {b} in b, transposed or in another shape",
-    "merged": "{a} of a, put together, is {b} in b",
-    "constant": "{a} of a may be {b} in b: both hold the same number all over",
-}
-
-_DOUBTS = {
-    True: "",
-    False: "; by extrema and moments, but its elements are in another order",
-    None: "; by extrema and moments, its elements were not compared",
-}
-
-
-def sentence_of(
-    differences: Differences, runs: tuple[Run, Run], settings: Sequence[SettingChange]
-) -> tuple[str, list[str]]:
+def sentence_of(differences: Differences, runs: tuple[Run, Run]) -> tuple[str, list[str]]:
     """(the answer in a sentence, further lines of evidence).
 
     Args:
         differences: how they differ.
         runs: the checkpoints a and b.
-        settings: settings that differ, named where the tensors are the same.
     """
-    rest, total, run = _further_lines(differences), differences.counts.total(), differences.run
-    clauses = [*_differing_clauses(differences), *_cast_clauses(differences, runs)]
-    if differences.shapes:
-        clauses.append(some([f"{_name(tensor)} has {far(tensor)}" for tensor in differences.shapes]))
-    for only, side, other in zip(differences.only, "ba", "ab", strict=True):
-        if only:
-            clauses.append(f"{side} lacks {count(len(only), 'tensor')} of {other}: {_first_names(only)}")
-    verdict, forms = differences.verdict, differences.forms
+    total, run, forms, verdict = differences.counts.total(), differences.run, differences.forms, differences.verdict
+    clauses, rest = _differing_clauses(differences, runs), _further_lines(differences)
+    kinds = [kind.several for kind in MODEL if differences.counts[kind]]
+    holds = "The checkpoints agree" if differences.within else "The checkpoints hold the same"
+    if run and kinds:
+        close = " within the tolerance" if differences.within else ""
+        of = "b" if run == "a" else "a"
+        holds = f"Checkpoint {of} has the {listed(kinds)} that run {run} has {differences.moment}{close}"
     if not total:
         return "Could not tell: the checkpoints have no kind of tensor in common.", rest
     if verdict is Verdict.UNDECIDED:
@@ -709,52 +623,38 @@ def sentence_of(
             text = f"of {count(total, 'tensor')} {doubtful:,} in another form agree by extrema and moments alone"
             text += ", the others are equal"
         return f"Could not tell: {text}.", rest
-    if verdict is Verdict.SAME:
-        if settings:
-            rest.append(f"what differs beside them: {some([describe(change) for change in settings], _MAX_SETTINGS)}")
-        form = ", in part in another form" if any(one.form not in {"tied", "constant"} for one in forms) else ""
-        same = f"The checkpoints hold the same{' values' if form else ''}"
-        same = "The checkpoints agree" if differences.within else same
-        return f"{_moment_words(differences) if run else same}{form}: {_all_equal(differences)}.", rest
-    if not clauses:  # forms that are not proven
-        same = "The checkpoints hold the same numbers, in part in another order"
-        return f"{same}: {_all_equal(differences)} otherwise.", rest
+    if not clauses:
+        form = ", in part in another form" if any(one.words != _EQUAL for one in forms) else ""
+        form = ", in part in another order" if verdict is Verdict.DIVERGED else form
+        return f"{holds}{' values' * bool(form and not run)}{form}: {_all_equal(differences)}.", rest
     lead, model_differs = clauses.pop(0), any(tensor.site.kind in MODEL for tensor in differences.every)
     text = f"The checkpoints differ: {lead}"
     if run and not model_differs:
-        text = f"{_moment_words(differences)}, but {lead}"
+        text = f"{holds}, but {lead}"
     elif run:
         nearest = f"At no recorded step has run {run} all tensors of the checkpoint: nearest is {differences.moment}"
         text = f"{nearest}, where {lead}"
-    elif not model_differs and (models := differences.of_kinds(MODEL)):
+    elif not model_differs and (models := _of_kinds(differences, MODEL)):
         text = f"The checkpoints differ: the models are equal ({count(models, 'tensor')}), but {lead}"
     return f"{text}.", [*clauses, *rest]
 
 
-def _moment_words(differences: Differences) -> str:
-    """Clause that the checkpoint agrees with the run at a moment.
-
-    `Checkpoint a has the parameters that run b has after step 4`.
-    """
-    kinds = listed([kind.several for kind in MODEL if differences.counts[kind]])
-    close = " within the tolerance" if differences.within else ""
-    of, run = "b" if differences.run == "a" else "a", differences.run
-    return f"Checkpoint {of} has the {kinds} that run {run} has {differences.moment}{close}"
+def _of_kinds(differences: Differences, kinds: Iterable[Kind]) -> int:
+    """How many tensors of these kinds both checkpoints have."""
+    return sum(differences.counts[kind] for kind in kinds)
 
 
 def _further_lines(differences: Differences) -> list[str]:
     """Lines of evidence on other forms, on what only one side recorded, and on kinds that one side alone holds.
 
-    One line per form and per whether it is proven, with its first example and the number of others.
+    One line for forms of one kind that are as well proven, with the first example and the number of others.
     """
-    lines = []
-    for form, text in _FORMS.items():
-        for proven, doubt in _DOUBTS.items():
-            members = [each for each in differences.forms if each.form == form and each.proven is proven]
-            if members:
-                first = text.format(a=" + ".join(members[0].a), b=" + ".join(members[0].b))
-                more = f" (and {len(members) - 1:,} more so)" if len(members) > 1 else ""
-                lines.append(f"{first}{more}{doubt}")
+    lines, alike = list[str](), defaultdict[tuple[str, bool | None], list[Form]](list)
+    for form in differences.forms:
+        alike[form.words, form.proven].append(form)
+    for (words, proven), [form, *others] in alike.items():
+        more = f" (and {len(others):,} more so)" if others else ""
+        lines.append(f"{words.format(a=' + '.join(form.a), b=' + '.join(form.b))}{more}{_DOUBTS[proven]}")
     if differences.unrecorded:
         lines.append(f"not compared, because only one side recorded it: {_first_names(differences.unrecorded)}")
     for side, kinds in zip("ab", differences.kinds, strict=True):
@@ -766,70 +666,54 @@ def _further_lines(differences: Differences) -> list[str]:
 
 def _all_equal(differences: Differences) -> str:
     """Clause on what both have: `all 9 tensors of the model and 18 values of the optimizer state are equal`."""
-    parts = [count(number, *words) for kinds, *words in _GROUPS if (number := differences.of_kinds(kinds))]
+    parts = [count(number, *words) for kinds, *words in _GROUPS if (number := _of_kinds(differences, kinds))]
     passed = f", {differences.within:,} of them only within the tolerance or noise given" if differences.within else ""
     every = f"{listed(parts)} is" if differences.counts.total() == 1 else f"all {listed(parts)} are"
     return f"{every} equal{passed}"
 
 
-def _name(tensor: Divergence) -> str:
-    """A tensor's name in words: `exp_avg of layer.weight` for optimizer state, else its name and path."""
-    if tensor.site.kind is Kind.OPTIMIZER_STATE:
-        return f"{key_of(tensor.site.path)} of {tensor.site.fqn}"
-    return f"{tensor.site.fqn}{tensor.site.path}"
+def _first_names(tensors: Iterable[Divergence], *, distances: bool = False) -> str:
+    """The first three names, with how far they are apart where that is asked for, and the number of others."""
+    names = []
+    for tensor in tensors:
+        site, how_far = tensor.site, far(tensor) if distances else ""
+        parts = [how_far] if how_far else []
+        if distances and tensor.elements is not None:
+            parts.append(f"{tensor.elements.differing:,} of {count(tensor.elements.total, 'element')}")
+        of_state = site.kind is Kind.OPTIMIZER_STATE
+        name = f"{key_of(site.path)} of {site.fqn}" if of_state else f"{site.fqn}{site.path}"
+        names.append(name + (f" ({'; '.join(parts)})" if parts else ""))
+    return some(names)
 
 
-def _first_names(tensors: Iterable[Divergence]) -> str:
-    """The first three names, and the number of others."""
-    return some([_name(tensor) for tensor in tensors])
+def _differing_clauses(differences: Differences, runs: tuple[Run, Run]) -> list[str]:
+    """Clauses on tensors that differ: values and element types by group of kinds, then shapes, then what one lacks.
 
-
-def _differing_clauses(differences: Differences) -> list[str]:
-    """Clauses on tensors whose values differ, one per group of kinds (model, optimizer state, random states).
-
-    At most `_MAX_NAMED` tensors are named with their distances; of more, the largest relative L2 and the farthest.
+    At most `_MAX_NAMED` tensors are named with their distances; of more, the largest relative L2 and the farthest. Of
+    other element types, whether all are the other's values rounded; that reads these tensors.
     """
-    clauses = []
-    for kinds, one, several in _GROUPS:
-        members = [tensor for tensor in differences.differ if tensor.site.kind in kinds]
-        if not members:
-            continue
-        total, measured = differences.of_kinds(kinds), [each.rel_l2 for each in members if each.rel_l2 is not None]
+    clauses, values = [], defaultdict[tuple[int, str], list[Divergence]](list)
+    for tensor in differences.tensors["value"]:
+        dtypes = list(dict.fromkeys(side.layout.dtype for side in (tensor.a, tensor.b) if side is not None))
+        group = next(at for at, (kinds, *_) in enumerate(_GROUPS) if tensor.site.kind in kinds)
+        values[group, " in a and ".join(dtypes) if dtypes[1:] else ""].append(tensor)
+    for (group, types), members in sorted(values.items(), key=lambda each: each[0]):
+        kinds, one, several = _GROUPS[group]
+        total, measured = _of_kinds(differences, kinds), [each.rel_l2 for each in members if each.rel_l2 is not None]
         some_of = f"all {total:,}" if len(members) == total else f"{len(members):,} of {total:,}"
-        subject = f"{some_of} {several}" if total > 1 else f"the {one}"
-        if len(members) <= _MAX_NAMED or not measured:
-            where = f": {some([_name(tensor) + _far_words(tensor) for tensor in members])}"
+        subject, single = f"{some_of} {several}" if total > 1 else f"the {one}", len(members) == 1
+        verb = f"{'is' if single else 'are'} {types} in b" if types else "differs" if single else "differ"
+        if types and all(_is_rounded(runs, tensor) for tensor in members):
+            where = ", the same values rounded, element by element"
+        elif len(members) <= _MAX_NAMED or not measured:
+            where = f": {_first_names(members, distances=True)}"
         else:
             small = ", the size of rounding" if all(member.size is Size.ROUNDING for member in members) else ""
-            where = f", by relative L2 up to {max(measured):.1e}{small}, most in {_name(members[0])}"
-        clauses.append(f"{subject} {'differs' if len(members) == 1 else 'differ'}{where}")
-    return clauses
-
-
-def _far_words(tensor: Divergence) -> str:
-    """` (distance; number of differing elements)` of a tensor, as far as known; "" where neither is."""
-    parts = [far(tensor)] if far(tensor) else []
-    if tensor.elements is not None:
-        parts.append(f"{tensor.elements.differing:,} of {count(tensor.elements.total, 'element')}")
-    return f" ({'; '.join(parts)})" if parts else ""
-
-
-def _cast_clauses(differences: Differences, runs: tuple[Run, Run]) -> list[str]:
-    """Clauses on tensors whose element types differ, one per pair of types; reads these tensors.
-
-    Each says whether all are the other's values rounded, unless some cannot be read; if not, the largest relative L2.
-    """
-    clauses = []
-    for (a, b), tensors in differences.casts.items():
-        proofs = [_is_rounded(runs, tensor) for tensor in tensors]
-        number, coarse = len(tensors), max((a, b), key=lambda name: ROUNDING.get(name, 0.0))
-        total = differences.of_kinds({tensor.site.kind for tensor in tensors} | set(MODEL))
-        text = f"{number:,} of {total:,} tensors are" if number > 1 else f"{_name(tensors[0])} is"
-        text += f" {a} in a and {b} in b"
-        if all(proofs):
-            text += f", the same values rounded to {coarse}, element by element"
-        elif None not in proofs:
-            text += f", and not all are the other's values rounded to {coarse}"
-        measured = [tensor.rel_l2 for tensor in tensors if tensor.rel_l2 is not None]
-        clauses.append(text if all(proofs) or not measured else f"{text} (relative L2 up to {max(measured):.1e})")
+            where = f", by relative L2 up to {max(measured):.1e}{small}, most in {_first_names(members[:1])}"
+        clauses.append(f"{subject} {verb}{where}")
+    if shapes := differences.tensors["shape"]:
+        clauses.append(f"other shapes: {_first_names(shapes, distances=True)}")
+    for side, other in zip("ab", "ba", strict=True):
+        if only := differences.tensors[side]:
+            clauses.append(f"{other} lacks {count(len(only), 'tensor')} of {side}: {_first_names(only)}")
     return clauses

@@ -86,22 +86,14 @@ class Comparison(Sides):
         alignment, options = self.alignment, self.options
         return self.compared & alignment.mask(options.kinds, options.modules)
 
-    @property
-    def is_entire(self) -> bool:
-        """Whether the options select everything: no kinds or modules given."""
-        return not (self.options.kinds or self.options.modules)
-
     @cached_property
     def covered(self) -> tuple[Mask, Mask]:
         """Masks of sites that are divergences if only a, and if only b, has them.
 
-        By what the captures were told to record (`watched.covered`): all False if either capture failed or either run
-        is a list. Sites of the optimizer phase are left out if the other run updates by hand (`by_hand`).
+        By what the captures recorded (`watched.covered`): all False if either failed or either run is a list.
         """
         same_start = self.a.entry(0).step == self.b.entry(0).step + self.offset
-        one, two = covered(self.alignment, *self.manifests, same_start=same_start)
-        before = self.alignment.phase != phase_code(Phase.OPTIMIZER)
-        return (one & before if self.by_hand[1] else one), (two & before if self.by_hand[0] else two)
+        return covered(self.alignment, *self.manifests, same_start=same_start)
 
     @cached_property
     def by_hand(self) -> tuple[bool, bool]:
@@ -163,7 +155,7 @@ class Comparison(Sides):
         False where there is none.
         """
         point = self.resume_point
-        return point is not None and step == (point.at if point.late == "b" else point.first)
+        return point is not None and step == (point.there if point.late == "b" else point.begins).step
 
     @cached_property
     def resumption(self) -> Resumption | None:

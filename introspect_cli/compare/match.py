@@ -560,15 +560,20 @@ _FORWARD = frozenset({Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.LOSS})
 
 
 class ValuePair(NamedTuple):
-    """A value of a and a value of b that agree.
+    """A value of a, and the value of b that it is compared with.
 
     Attributes:
-        rel_l2: their distance; None where they hold the same numbers at other places.
+        rel_l2: their distance; None where it is not known, or they hold the same numbers at other places.
+        agree: whether they agree.
+        inputs: of outputs of two modules, whether every distinctive input of a agrees with one of b; None where a run
+            has recorded none.
     """
 
     a: Value
     b: Value
     rel_l2: float | None
+    agree: bool = True
+    inputs: bool | None = None
 
 
 def distinctive_values(reader: RankReader, step: int) -> list[Value]:
@@ -590,11 +595,6 @@ def distinctive_values(reader: RankReader, step: int) -> list[Value]:
     return values
 
 
-def forward_of(values: Iterable[Value]) -> list[Value]:
-    """Of these values, batches, inputs, outputs and losses."""
-    return [value for value in values if value.site.kind in _FORWARD]
-
-
 def parameters_of(values: Iterable[Value]) -> list[Value]:
     """Of these values, parameters at the start of a step, the first of each name."""
     first: dict[str, Value] = {}
@@ -604,9 +604,10 @@ def parameters_of(values: Iterable[Value]) -> list[Value]:
     return list(first.values())
 
 
-def _agree(a: Value, b: Value, close: float) -> bool:
-    """Whether two values have as many elements and agree."""
-    return a.moments.numel == b.moments.numel and bool(agreeing(a, [b], close))
+def compared(a: Value, b: Value, close: float) -> ValuePair:
+    """Two values as a pair; they agree where they have as many elements and are `agreeing`."""
+    near = agreeing(a, [b], close) if a.moments.numel == b.moments.numel else []
+    return near[0] if near else ValuePair(a, b, sketch_distance(a, b), agree=False)
 
 
 def sketch_distance(a: Value, b: Value) -> float | None:
@@ -700,24 +701,6 @@ def are_ports(a: RankReader, b: RankReader, first: Divergence | None, *, listed:
     return bool(one) and bool(two) and len(one & two) < _PORT_SHARE * min(len(one), len(two))
 
 
-class ModulePair(NamedTuple):
-    """One call of a module of a, and the same call of the module of b with equal parameters.
-
-    Attributes:
-        a: its output in a.
-        b: its output in b.
-        inputs: whether every distinctive input of a agrees with one of b; None where a run has recorded none.
-        rel_l2: the distance of the outputs; None where that is not known, or they hold the same in another order.
-        agree: whether the outputs agree.
-    """
-
-    a: Value
-    b: Value
-    inputs: bool | None
-    rel_l2: float | None
-    agree: bool
-
-
 class Flow(NamedTuple):
     """The pairing of all values of one step of two implementations.
 
@@ -729,9 +712,9 @@ class Flow(NamedTuple):
         parameters: which parameters are which.
         values: what flows forward in a, and in b.
         forward: matched values, in a's order.
-        modules: modules with the same parameters, in the order in which a ran them.
+        modules: outputs of modules with the same parameters, in the order in which a ran them.
         end: what of a model's outputs agrees; None where nothing does.
-        gradients: parameters whose gradients were compared, with whether they agree, in the order of recording.
+        gradients: of paired parameters, in the order of recording.
     """
 
     step: int
@@ -741,9 +724,9 @@ class Flow(NamedTuple):
     parameters: Parameters
     values: tuple[Sequence[Value], Sequence[Value]]
     forward: tuple[ValuePair, ...]
-    modules: tuple[ModulePair, ...]
+    modules: tuple[ValuePair, ...]
     end: ValuePair | None
-    gradients: tuple[tuple[Value, Value, bool], ...]
+    gradients: tuple[ValuePair, ...]
 
     @property
     def related(self) -> bool:
@@ -768,9 +751,9 @@ def flow_of(
     """
     one, two = (distinctive_values(reader, step) for reader in readers)
     shared = parameters(parameters_of(one), parameters_of(two))
-    forward = forward_of(one), forward_of(two)
-    matches = matched_values(*forward, close)
-    modules = _module_pairs(shared, *forward, close)
+    forward = [[value for value in side if value.site.kind in _FORWARD] for side in (one, two)]
+    matches = matched_values(forward[0], forward[1], close)
+    modules = _module_pairs(shared, forward[0], forward[1], close)
     if ordered == (False, True):
         modules.sort(key=lambda pair: pair.b.order)
     return Flow(
@@ -779,7 +762,7 @@ def flow_of(
         readers=readers,
         ordered=ordered,
         parameters=shared,
-        values=forward,
+        values=(forward[0], forward[1]),
         forward=tuple(matches[value.row] for value in forward[0] if value.row in matches),
         modules=tuple(modules),
         end=next(iter(matched_values(ends(forward[0]), ends(forward[1]), close).values()), None),
@@ -798,7 +781,7 @@ def ends(values: Sequence[Value]) -> list[Value]:
     return [root for root in roots if (root.site.fqn, root.site.call) == (roots[-1].site.fqn, roots[-1].site.call)]
 
 
-def _module_pairs(shared: Parameters, one: Sequence[Value], two: Sequence[Value], close: float) -> list[ModulePair]:
+def _module_pairs(shared: Parameters, one: Sequence[Value], two: Sequence[Value], close: float) -> list[ValuePair]:
     """Pairs of outputs of modules whose paired parameters all have partners in one module; inputs are compared too.
 
     An output is paired with the first of the same call that has as many elements, whether they agree or not. Inputs
@@ -828,10 +811,8 @@ def _module_pairs(shared: Parameters, one: Sequence[Value], two: Sequence[Value]
         if partner is None:
             continue
         given, given_b = calls_a.get((Kind.INPUT, name, call), ()), calls_b.get((Kind.INPUT, other, call), ())
-        inputs = all(any(_agree(x, y, close) for y in given_b) for x in given) if given and given_b else None
-        match = agreeing(value, [partner], close)
-        rel = match[0].rel_l2 if match else sketch_distance(value, partner)
-        pairs.append(ModulePair(value, partner, inputs, rel, bool(match)))
+        inputs = all(any(compared(x, y, close).agree for y in given_b) for x in given) if given and given_b else None
+        pairs.append(compared(value, partner, close)._replace(inputs=inputs))
     return pairs
 
 
@@ -843,13 +824,10 @@ def _by_call(values: Sequence[Value]) -> dict[tuple[Kind, str, int], list[Value]
     return by_call
 
 
-def _gradients(
-    shared: Parameters, one: Sequence[Value], two: Sequence[Value], close: float
-) -> list[tuple[Value, Value, bool]]:
-    """(gradient in a, gradient in b, whether they agree to ten times `close`) of paired parameters, in a's order."""
+def _gradients(shared: Parameters, one: Sequence[Value], two: Sequence[Value], close: float) -> list[ValuePair]:
+    """Gradients of paired parameters, which agree to ten times `close`, in a's order."""
     sides = [{value.site.fqn: value for value in side if value.site.kind is Kind.GRAD} for side in (one, two)]
-    pairs = [(sides[0].get(first.site.fqn), sides[1].get(second.site.fqn)) for first, second in shared.pairs]
-    both = [(mine, other) for mine, other in pairs if mine is not None and other is not None]
+    both = [(sides[0].get(first.site.fqn), sides[1].get(second.site.fqn)) for first, second in shared.pairs]
     # Gradients gather the rounding of the whole backward pass.
-    agree = [(mine, other, _agree(mine, other, 10 * close)) for mine, other in both]
-    return sorted(agree, key=lambda pair: pair[0].order)
+    pairs = [compared(mine, other, 10 * close) for mine, other in both if mine is not None and other is not None]
+    return sorted(pairs, key=lambda pair: pair.a.order)

@@ -14,7 +14,7 @@ alone, since one fault changes nearly all gradients; others by tensors and gradi
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +51,7 @@ from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site
 from introspect_cli.texts import begin_alike, count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from introspect_cli.compare.result import Divergence, Resumption
     from introspect_cli.compare.step import Step
@@ -123,12 +123,6 @@ class RankOutcome:
     learned: Learned = field(default_factory=Learned)
     evaluation: bool | None = None
     parts: dict[bool, RankOutcome] = field(default_factory=dict)
-
-    def keep_first(self, places: int) -> None:
-        """Set `paired` to its first `places` common steps, and `unopened` to the number of the others."""
-        paired = self.paired
-        self.unopened = len(paired) - places
-        self.paired = replace(paired, rows_a=paired.rows_a[:places], rows_b=paired.rows_b[:places])
 
 
 RESULTS = (Kind.LOSS, Kind.GRAD, Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
@@ -307,9 +301,7 @@ def changes_of(structure: Structure, *, same: bool) -> tuple[StructureChange, ..
         steps = [step for step, which in structure.evaluations.items() if which == side]
         if steps:
             more = f" and in {count(len(steps) - 1, 'more step')}" if len(steps) > 1 else ""
-            changes.append(
-                _only_change(side, "evaluation", f"only {side} evaluates in step {steps[0]}{more}", change="calls")
-            )
+            changes.append(_only_change(side, "evaluation", f"only {side} evaluates in step {steps[0]}{more}"))
     note = "and nothing recorded depends on it" if same else ""
     layers: dict[tuple[str, int], list[str]] = defaultdict(list)
     for name, step in structure.random.items():
@@ -322,10 +314,9 @@ def changes_of(structure: Structure, *, same: bool) -> tuple[StructureChange, ..
     return tuple(changes)
 
 
-def _only_change(side: str, name: str, text: str, change: str = "only") -> StructureChange:
+def _only_change(side: str, name: str, text: str) -> StructureChange:
     """A change that run `side` alone has: `name` in that run, None in the other."""
-    in_a, in_b = (name, None) if side == "a" else (None, name)
-    return StructureChange(change, in_a, in_b, text)
+    return StructureChange("only", name if side == "a" else None, name if side == "b" else None, text)
 
 
 def sentence_of(changes: Sequence[StructureChange]) -> str:
@@ -395,89 +386,61 @@ def star(parts: Sequence[str], rest: Sequence[str] = ()) -> str:
 
 
 def _one_sided_changes(structure: Structure) -> list[StructureChange]:
-    """Changes for what one run alone has: modules and tensors first, a's before b's, each followed by its run's calls.
+    """Changes for what one run alone has: a's before b's, modules and tensors before further calls.
 
     Inside a module that only one run has, only that outermost module is named. Left out are further calls of a name
-    whose parent module has further calls too; equal changes are one.
+    whose parent module has further calls too. Names that differ in numbers alone are one change, under `*`.
     """
-    alignment = structure.alignment
-    names, further = (alignment.names_a, alignment.names_b), list[dict[str, set[int]]]()
-    of_sides: list[list[StructureChange]] = []
-    for place, side in enumerate("ab"):
-        other = alignment.around[1 - place]
+    alignment, changes = structure.alignment, list[StructureChange]()
+    for side, only, names, around in zip(
+        "ab", structure.only, (alignment.names_b, alignment.names_a), alignment.around[::-1], strict=True
+    ):
         subjects: dict[str, set[int]] = defaultdict(set)
-        calls: dict[str, set[int]] = defaultdict(set)
-        for union in structure.only[place]:
+        for union in only:
             name = alignment.fqn[union]
-            if name in names[1 - place]:
-                calls[name].add(union)
-                continue
-            while owner_of(name) and owner_of(name) not in other:
+            while name not in names and owner_of(name) and owner_of(name) not in around:
                 name = owner_of(name)
             subjects[name].add(union)
-        of_sides.append(_changes_of_names(alignment, side, subjects, other))
-        further.append({name: unions for name, unions in calls.items() if owner_of(name) not in calls})
-    changes = []
-    for side, told, calls in zip("ab", of_sides, further, strict=True):
-        changes += [*told, *_changes_of_calls(alignment, side, calls)]
+        groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for name in sorted(subjects, key=names.__contains__):
+            if name not in names or owner_of(name) not in subjects.keys() & names:
+                text = _one_sided_text(alignment, side, name, subjects[name], names, around)
+                groups[text, star(name.split("."))].append(name)
+        for (text, pattern), members in groups.items():
+            name = pattern if len(members) > 1 else members[0]
+            calls, told = members[0] in names, text.replace("{}", name)
+            changes.append(StructureChange("calls", name, name, told) if calls else _only_change(side, name, told))
     return list(dict.fromkeys(changes))  # more calls in a in one step and in b in another are one change
 
 
-def _changes_of_names(
-    alignment: Alignment, side: str, subjects: Mapping[str, set[int]], other: set[str]
-) -> list[StructureChange]:
-    """Changes for modules and tensors that run `side` alone has; names that differ in numbers alone are one change.
+def _one_sided_text(
+    alignment: Alignment, side: str, name: str, unions: set[int], names: frozenset[str], around: set[str]
+) -> str:
+    """What run `side` alone has of a name, as a clause with `{}` for the name.
 
     Args:
         alignment: both runs' sites.
         side: `a` or `b`.
-        subjects: outermost one-sided names, each with the union numbers of its sites.
-        other: all names of the other run, with their ancestors.
+        name: a module or tensor; of one that both have, the run has further calls, paths or records.
+        unions: union numbers of the sites that it alone has of it.
+        names: all names of the other run.
+        around: these with their ancestors.
     """
-    groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for name, unions in subjects.items():
-        itself = [union for union in unions if alignment.fqn[union] == name]
-        kinds = {alignment.site(union).kind for union in itself}
-        tensor = "parameter " if Kind.PARAM in kinds else "buffer " if Kind.BUFFER in kinds else ""
-        classes = {alignment.module_class[union] for union in itself}
-        of_class = f" ({next(iter(classes))})" if len(classes) == 1 and not tensor and classes != {name} else ""
-        groups[star(name.split(".")), tensor, of_class].append(name)
-    changes = []
-    for (pattern, tensor, of_class), members in groups.items():
-        name = pattern if len(members) > 1 else members[0]
-        if all(member in other for member in members):
-            text = f"only {side} runs {name}{of_class}"
-        elif "." not in name and any(class_of_root(head) == class_of_root(name) for head in other if "." not in head):
-            text = f"only {side} also runs another {class_of_root(name)}"
-        else:
-            text = f"only {side} has {'the ' + tensor if tensor else ''}{name}{of_class}"
-        changes.append(_only_change(side, name, text))
-    return changes
-
-
-def _changes_of_calls(alignment: Alignment, side: str, names: Mapping[str, set[int]]) -> list[StructureChange]:
-    """Changes for names of both runs of which run `side` alone has further calls, paths or records.
-
-    Names with the same text are one change, under the first name with `*` for numbers.
-
-    Args:
-        alignment: both runs' sites.
-        side: `a` or `b`.
-        names: FQNs, each with the union numbers of the sites that `side` alone has.
-    """
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name, unions in names.items():
+    if name in names:
         more, others = map(alignment.site, unions), map(alignment.site, {*alignment.by_fqn[name]} - unions)
         called = {(site.phase, site.call) for site in others if site.kind is Kind.OUTPUT}
         first = min(more, key=lambda site: ((site.phase, site.call) in called, site.call, site.path))
         again = called and first.kind in _CALL_KINDS and (first.phase, first.call) not in called
-        groups["" if again else what(first)].append(name)
-    changes = []
-    for much, members in groups.items():
-        name = star(members[0].split(".")) if len(members) > 1 else members[0]
-        text = f"only {side} has {much}" if much else f"{name} runs a different number of times in b"
-        changes.append(StructureChange("calls", name, name, text))
-    return changes
+        return "{} runs a different number of times in b" if again else f"only {side} has {what(first)}"
+    itself = [union for union in unions if alignment.fqn[union] == name]
+    kinds = {KINDS[alignment.kind[union]] for union in itself}
+    tensor = "the parameter " if Kind.PARAM in kinds else "the buffer " if Kind.BUFFER in kinds else ""
+    classes = {alignment.module_class[union] for union in itself}
+    of_class = f" ({next(iter(classes))})" if len(classes) == 1 and not tensor and classes != {name} else ""
+    roots = {head for head in around if "." not in head} if "." not in name and name not in around else ()
+    if class_of_root(name) in map(class_of_root, roots):
+        return f"only {side} also runs another {class_of_root(name)}"
+    return f"only {side} {'runs ' if name in around else f'has {tensor}'}{{}}{of_class}"
 
 
 _CALL_KINDS = frozenset({Kind.INPUT, Kind.OUTPUT})

@@ -187,7 +187,7 @@ def beginning_at_resume(sides: Sides) -> Beginning:
     later = _later_run(sides)
     if later is None:
         return Beginning()
-    began, ended = later.begins.tensors(Phase.START), later.there.to(later.at - 1).tensors(Phase.OPTIMIZER)
+    began, ended = later.begins.tensors(Phase.START), later.there.to(later.there.step - 1).tensors(Phase.OPTIMIZER)
     unequal = {tensor for tensor in began.keys() & ended.keys() if began[tensor] != ended[tensor]}
     return Beginning(
         names=frozenset(fqn for kind, fqn, _ in unequal if kind != _STATE),
@@ -224,16 +224,6 @@ class ResumePoint:
     sign: str = ""
 
     @property
-    def first(self) -> int:
-        """Number of the resumed run's first step, in its own count."""
-        return self.begins.step
-
-    @property
-    def at(self) -> int:
-        """Number of the other run's step that the first one is compared with, in that run's count."""
-        return self.there.step
-
-    @property
     def whole(self) -> str:
         """`a` or `b`, the run that was not resumed."""
         return OTHER[self.late]
@@ -258,7 +248,7 @@ class ResumePoint:
         `MAX_STEPS` numbers are looked at.
         """
         for after in range(MAX_STEPS):
-            late, whole = self.begins.to(self.first + after), self.there.to(self.at + after)
+            late, whole = self.begins.to(self.begins.step + after), self.there.to(self.there.step + after)
             if late.recorded and whole.recorded:
                 yield late, whole
 
@@ -270,7 +260,7 @@ class ResumePoint:
             whole: the corresponding step of the other run.
         """
         step = whole.step if self.late == "b" else late.step
-        return "" if late.step == self.first else f"from step {step} on"
+        return "" if late.step == self.begins.step else f"from step {step} on"
 
     # --- what either had when that step began
 
@@ -282,11 +272,13 @@ class ResumePoint:
         it, that of the first step. If the step before is not on record, the start values of this step are all.
         """
         reader, there, stepped = self.there.reader, self.there, self.there.recorded_in(Phase.OPTIMIZER)
-        if not there.to(self.at - 1).recorded:
+        if not there.to(self.there.step - 1).recorded:
             return dict(there.tensors(Phase.START)) or None
         begun = At.first(reader, there.sites).tensors(Phase.START)
         had = {tensor: value for tensor, value in begun.items() if tensor not in stepped}
-        steps = [*takewhile(reader.__contains__, range(self.at - 1, max(self.at - MAX_STEPS, 0) - 1, -1))]
+        steps = [
+            *takewhile(reader.__contains__, range(self.there.step - 1, max(self.there.step - MAX_STEPS, 0) - 1, -1))
+        ]
         for _, ledger in [*ledgers(reader, there.sites, steps[::-1])][-1:]:  # all are one, as it is at the end
             values = zip(ledger.tensors, ledger.checksum.tolist(), strict=True)
             had |= {tensor: value for tensor, value in values if value}
@@ -297,10 +289,6 @@ class ResumePoint:
     def ab(self, late: str, whole: str) -> tuple[str, str]:
         """A value of the resumed run and one of the other, in the order (a, b)."""
         return (whole, late) if self.late == "b" else (late, whole)
-
-    def change(self, late: str, whole: str) -> str:
-        """A value of the resumed run and one of the other, in words, in the order of a and b: `5 -> 1`."""
-        return " -> ".join(self.ab(late, whole))
 
 
 def _first_steps(sides: Sides) -> tuple[At, At]:
@@ -326,7 +314,7 @@ def find_resume_point(sides: Sides) -> ResumePoint | None:
     """
     later = _later_run(sides)
     asked = {} if later is None else sides.manifests["ab".index(later.late)].get("options", {})
-    if later is None or (later.first and any(asked.get(name) for name in _STEP_OPTIONS)):
+    if later is None or (later.begins.step and any(asked.get(name) for name in _STEP_OPTIONS)):
         return None  # the capture left out what came before
     whole = At.first(later.there.reader, later.there.sites)
     signs = {
@@ -524,7 +512,7 @@ def resumption_of(resume: ResumePoint, bits: str, *, is_cut: bool) -> Resumption
         counters(resume),
         copies(resume),
     )
-    return Resumption(resume.late, resume.at, resume.first, resume.sign, parts)
+    return Resumption(resume.late, resume.there.step, resume.begins.step, resume.sign, parts)
 
 
 # --- tensors
@@ -546,7 +534,7 @@ def tensors(resume: ResumePoint, kind: Kind, bits: str) -> Part:
     if kind.value not in resume.kinds:
         return Part(name, Restored.UNSEEN)
     if resume.had is None:
-        return Part(name, Restored.UNSEEN, f"step {resume.at - 1} of {resume.whole} is not on record")
+        return Part(name, Restored.UNSEEN, f"step {resume.there.step - 1} of {resume.whole} is not on record")
     began, there = (
         {tensor: value for tensor, value in held.items() if tensor[0] == code and not _is_copy(tensor[1])}
         for held in (resume.begins.tensors(Phase.START), resume.had)
@@ -562,7 +550,7 @@ def tensors(resume: ResumePoint, kind: Kind, bits: str) -> Part:
     if not differ:
         return Part(name, Restored.YES, f"all {len(both)}{unseen}")
     if is_state and (counted := _step_counts(resume)) is not None:
-        return Part(name, Restored.NO, f"step {resume.change(*counted)}", *resume.ab(*counted))
+        return Part(name, Restored.NO, f"step {' -> '.join(resume.ab(*counted))}", *resume.ab(*counted))
     if not began and _ends_equal(resume):  # it was there and nobody looked
         return Part(name, Restored.UNSEEN, f"not as {resume.late} begins, equal after its first step")
     named = some([f"{key_of(path)} of {fqn}" if path else fqn for _, fqn, path in differ], 2)
@@ -643,7 +631,7 @@ def numbers(resume: ResumePoint, name: str, wanted: Callable[[str, str], bool], 
         other = min((key for key in both if late[key] != whole[key]), default=None)
         if other is not None:
             values, since = (f"{late[other]:.6g}", f"{whole[other]:.6g}"), resume.since(*sides)
-            text = f"{key_of(other[1])} {resume.change(*values)}{f' {since}' if since else ''}"
+            text = f"{key_of(other[1])} {' -> '.join(resume.ab(*values))}{f' {since}' if since else ''}"
             return Part(name, Restored.NO, text, *resume.ab(*values))
     if seen:
         return Part(name, Restored.YES, f"equal in {count(seen, 'step')}")
@@ -751,7 +739,7 @@ def place(resume: ResumePoint) -> Part:
     """
     seen = 0
     for late, whole in resume.steps() if Kind.BATCH.value in resume.kinds else ():
-        mine, theirs, begins = late.batches(), whole.batches(), late.step == resume.first
+        mine, theirs, begins = late.batches(), whole.batches(), late.step == resume.begins.step
         for loader in sorted(mine.keys() | theirs.keys()):
             here, there = mine.get(loader, []), theirs.get(loader, [])
             if begins and (not (here and there) or there[-len(here) :] == here != there):

@@ -121,6 +121,7 @@ class Step:
         of: the sites of a kind, in some phases.
         of_call: the sites of a kind there are for a module call, on all paths.
         divergences: those of the table that diverge, in order; a position is a place among them.
+        state: int8 (number of sites,), the state code of every site, as `Table.state_of`.
         begins: what is known of what the step begins with.
         learned: what the steps so far have shown.
         is_gathered: whether the step is put together from several ranks, whose modules run at the same time.
@@ -129,7 +130,7 @@ class Step:
     def __init__(self, comparison: Comparison, table: Table, begins: Beginning, learned: Learned) -> None:
         """Go through the divergences once and build the lookups; no step is read here."""
         self.comparison, self.of = comparison, comparison.of
-        self.table, self.number, self.divergences = table, table.step, table.divergences
+        self.table, self.number, self.divergences, self.state = table, table.step, table.divergences, table.state_of
         self.alignment, self.of_call = table.alignment, table.alignment.of_call
         self.begins, self.learned = begins, learned
         self.sites = [table.alignment.site(site) for site in self.divergences.site.tolist()]
@@ -150,11 +151,6 @@ class Step:
                     self._inside.setdefault(head, []).append(order)
 
     # --- what it belongs to
-
-    @property
-    def state(self) -> Codes:
-        """State code of every site in this step, int8 (number of sites,), as `Table.state_of`."""
-        return self.table.state_of
 
     @property
     def state_before(self) -> Codes | None:
@@ -279,7 +275,7 @@ class Step:
         reader, batch, step = (
             (comparison.a, table.a, table.step) if side == "a" else (comparison.b, table.b, table.step_b)
         )
-        rows, now = table.rows_of(side), table.sequence(union, side)
+        rows, now = table.rows_of(side), table.number("sequence", union, side)
         found = [rows[u] for u in alike if u in rows and now is not None and batch.sequence[rows[u]] < now]
         if found:
             return batch, max(found, key=batch.sequence.__getitem__)
@@ -311,7 +307,7 @@ class Step:
         That is the last one of the same kind, FQN and path, of any phase and call, in this step or an earlier one. None
         where either of the two is missing.
         """
-        now, found = self.table.checksum(union, side), self.last(union, side)
+        now, found = self.table.number("checksum", union, side), self.last(union, side)
         return None if now is None or found is None else int(found[0].checksum[found[1]]) == now
 
     # --- tensors, and calls

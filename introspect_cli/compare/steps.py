@@ -198,11 +198,9 @@ class Gathered:
     """
 
     def __init__(self, comparison: Sides) -> None:
-        """Count the ranks of both runs now; nothing else is read."""
+        """Keep what is needed of the comparison; nothing is read."""
         self._readers = comparison.a, comparison.b
-        a, b, splits = comparison.a, comparison.b, comparison.splits
-        self._ranks = shares(b) / shares(a)
-        self.by_samples = splits is not None and splits.differ
+        self.by_samples = comparison.splits is not None and comparison.splits.differ
         self._comparison = comparison
 
     def compare(self, table: Table, rtol: Floats, learned: Learned) -> tuple[Mask, Learned]:
@@ -214,7 +212,7 @@ class Gathered:
             table: the step.
             rtol: relative tolerance of each DIFFERENT row.
             learned: its factor of gradients is used, and is never changed once known. Returned unchanged where either
-                run has no means, else as a copy with that factor, `flows_back` and `units` by this step too.
+                run has no means, else as a copy with that factor, and with `units` of this step too.
         """
         scalar = np.logical_and(*table.of_layouts("scalar"))
         if "mean" not in table.a.floats or "mean" not in table.b.floats:
@@ -222,9 +220,8 @@ class Gathered:
         by_moments, back = self._compared_by_moments(table, scalar), of_kinds(table.kinds, FLOWING_BACK)
         rows = np.flatnonzero(back & by_moments & ~scalar)  # a loss's gradient is what the script makes it
         ratio = learned.backward_ratio or _whole_ratio(table, rows)
-        flows = learned.flows_back or bool((back & by_moments & table.chosen[table.differing]).any())
         scaled, units = _scaled_outputs(table, rtol, scalar)
-        learned = learned._replace(backward_ratio=ratio, flows_back=flows, units={**learned.units, **units})
+        learned = learned._replace(backward_ratio=ratio, units={**learned.units, **units})
         agree = self._sums_agree(table, rtol, ratio or 1.0)
         agree[scaled] = True
         rows = np.flatnonzero(by_moments)
@@ -327,22 +324,19 @@ class Gathered:
         return out
 
     def notes(self, learned: Learned) -> list[str]:
-        """Sentences on outputs that a script scales, and on the factor of gradients if it is not 1 and mattered."""
+        """Sentences on outputs that a script scales, and on the factor of gradients if it is not 1."""
         lines = [
             f"The output {name} of run {'a' if times > 1 else 'b'} is {max(times, 1 / times):.0f} x that of the other, "
-            "and its gradient as much smaller: the script scales one of them. That is taken into account."
+            "and its gradient as much smaller: the script scales one of them."
             for name, times in learned.units.items()
         ]
         ratio = learned.backward_ratio
-        if ratio is None or ratio == 1 or not learned.flows_back:
-            return lines
-        small, large = ("b", "a") if ratio < 1 else ("a", "b")
-        why = "there the loss is a mean over fewer samples, or is scaled"
-        if self.by_samples and abs(ratio - self._ranks) > _WHOLE_NUMBER:  # no ranks make that factor
-            why = "there the loss is scaled, or the losses of its microbatches are added up, not averaged"
-        times = f"{round(max(ratio, 1 / ratio))} x those of run {small}"
-        said = f"Gradients inside the backward pass of run {large} are {times}: {why}. That is taken into account."
-        return [*lines, said]
+        if ratio is not None and ratio != 1:
+            small, large = ("b", "a") if ratio < 1 else ("a", "b")
+            times = f"{round(max(ratio, 1 / ratio))} x those of run {small}"
+            why = "there the loss is scaled, or is a mean over fewer samples"
+            lines.append(f"Gradients inside the backward pass of run {large} are {times}: {why}.")
+        return lines
 
 
 def _whole_ratio(table: Table, rows: Ids) -> float | None:
@@ -414,11 +408,3 @@ def _single_numbers(table: Table, scalar: Mask, rows: Ids | slice = slice(None))
     """
     several = np.logical_or(*(_call_counts(of_run) > 1 for of_run in table.both(table.differing[rows])))
     return np.asarray((table.kinds[rows] == kind_code(Kind.LOSS)) | (several & scalar))
-
-
-def shares(reader: Reader) -> float:
-    """Number of ranks over which a batch is divided; the ranks of one pipeline together count once."""
-    from introspect_cli.store.whole import WholeReader  # two runs of one rank do without it
-
-    stages = reader.stages.values() if isinstance(reader, WholeReader) else ()
-    return reader.rank_count / max((each.of / max(len(each.roots), 1) for each in stages), default=1)

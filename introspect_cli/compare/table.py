@@ -88,11 +88,6 @@ class Columns:
     def __len__(self) -> int:
         return len(self.keys)
 
-    @cached_property
-    def text(self) -> str:
-        """All FQNs joined by newlines, for a fast search."""
-        return "\n".join(self.fqn)
-
 
 def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Columns:
     """Columns of a store's site table under the names that are compared.
@@ -317,7 +312,6 @@ class Learned(NamedTuple):
         backward_ratio: ratio of the gradients inside the backward pass of b to those of a, n or 1/n with n whole, where
             ranks or microbatches are put together; None while that was not seen.
         units: how many times larger than those of b outputs of a are, by name, whose gradients are as much smaller.
-        flows_back: whether gradients that were chosen are compared by that factor.
     """
 
     coarse: int | None = None
@@ -325,7 +319,6 @@ class Learned(NamedTuple):
     let_pass: frozenset[str] = frozenset()
     backward_ratio: float | None = None
     units: Mapping[str, float] = {}
-    flows_back: bool = False
 
 
 class Half(NamedTuple):
@@ -552,20 +545,13 @@ class Table:
         """(row of a site in the batch of run `side`, or None, that batch)."""
         return self._rows_of[side].get(site), self.a if side == "a" else self.b
 
-    def status(self, site: int, side: str) -> Status | None:
-        """Status of the record that run `side` has of site `site`, a union number; None without a record."""
-        row, batch = self._record(site, side)
-        return None if row is None else Status(int(batch.status[row]))
+    def number(self, name: str, site: int, side: str) -> int | None:
+        """`status`, `checksum` or `sequence` (place in the order of recording) of a site's record in run `side`.
 
-    def checksum(self, site: int, side: str) -> int | None:
-        """Checksum of the record that run `side` has of site `site`, a union number; None without a record."""
+        `site` is a union number. None without a record.
+        """
         row, batch = self._record(site, side)
-        return None if row is None else int(batch.checksum[row])
-
-    def sequence(self, site: int, side: str) -> int | None:
-        """Place of that record in run `side`'s order of recording; `site` is a union number. None without a record."""
-        row, batch = self._record(site, side)
-        return None if row is None else int(batch.sequence[row])
+        return None if row is None else int(getattr(batch, name)[row])
 
     def sketch(self, site: int, side: str) -> Any:
         """Sketch of a site's record in run `side`, float64 (16,).

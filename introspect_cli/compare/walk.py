@@ -410,7 +410,7 @@ class Account:
         self.walk, self.comparison, self.outcome, self.options = walk, comparison, outcome, comparison.options
         self.counted = np.append(counted, np.zeros(alignment.size - len(counted), np.bool_))
         self.chosen = comparison.chosen if which is None else comparison.chosen & (alignment.evaluating == which)
-        self.entire = comparison.is_entire and which is None
+        self.entire = which is None and not (self.options.kinds or self.options.modules)
         if which is not None:  # its first divergence alone is asked for
             self.options = replace(self.options, limit=0, whole_step=False, want_map=False)
         self.structure = outcome.structure = Structure(alignment, comparison.match)
@@ -447,8 +447,9 @@ class Account:
             records = len(table.a) * len(self.comparison.a.readers) + len(table.b) * len(self.comparison.b.readers)
             outcome.later += max(records, self.options.least)
             if outcome.later > self.options.later:
-                outcome.keep_first(place + 1)
-                self.closed = True
+                paired, places = outcome.paired, slice(place + 1)
+                outcome.unopened, self.closed = len(paired) - place - 1, True
+                outcome.paired = replace(paired, rows_a=paired.rows_a[places], rows_b=paired.rows_b[places])
 
     def end(self) -> None:
         """List the first step in which only causes differed, where nothing else did and no result agreed there."""
@@ -555,7 +556,10 @@ class Account:
             self._append_divergence(step, position, lost.get(position) if outcome.first is not None else None)
         if begins:
             outcome.lost += [divergence_at(step, position, cause) for position, cause in lost.items()]
-            self._add_origins(step, positions)
+            first, cause = outcome.first, outcome.cause
+            if first is not None and cause is not None and cause.role is Role.ORIGIN and first.step == step.number:
+                others = origins(step, positions, first.site, cause)
+                outcome.origins += [(divergence_at(step, position, other), other) for position, other in others]
         self.begins, self.last = step.begins.after(table, comparison.recorded_after_steps), table.step
 
     def _beginning_of(self, table: Table) -> Beginning:
@@ -613,20 +617,6 @@ class Account:
         if outcome.first is None:
             outcome.first, outcome.cause, outcome.step = divergence, cause, step
         outcome.listed.append(divergence)
-
-    def _add_origins(self, step: Step, positions: Sequence[int]) -> None:
-        """Add to the outcome's `origins`, if the first divergence is an origin and lies in this step.
-
-        Args:
-            step: that step.
-            positions: those of its divergences that are looked at, in order.
-        """
-        first, cause = self.outcome.first, self.outcome.cause
-        if first is None or cause is None:
-            return
-        if cause.role is Role.ORIGIN and first.step == step.number:
-            for position, other in origins(step, positions, first.site, cause):
-                self.outcome.origins.append((divergence_at(step, position, other), other))
 
 
 def compare_rank(comparison: Comparison) -> RankOutcome:

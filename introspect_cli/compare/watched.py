@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.table import MODULE_KINDS, Alignment, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import MODULE_KINDS, PHASES, Alignment, kind_code, of_kinds, phase_code
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
 
 if TYPE_CHECKING:
@@ -21,17 +21,10 @@ STATE_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 """What a step begins with and an optimizer step leaves."""
 
 _FILTERS = ("modules", "exclude", "max_depth")
-_OPTIONS = ("stats", "sketch")
-_OPERATORS = ("level", "ops", "views", "all_dtypes", "vjp", "jacobian_norm", "probes")
-_CONCERNS = {
-    **dict.fromkeys(_FILTERS, MODULE_KINDS + _TENSOR_KINDS),
-    **dict.fromkeys(_OPERATORS, (Kind.OP_OUTPUT,)),
-    "eval": (),
-    "compile": (Kind.OP_OUTPUT,),
-}
-_STEPS = ("steps", "ranks", "first", "last", "until_nan")
-_CONCERN_NO_SITES = frozenset({*_OPTIONS, *_STEPS, "record", "until_step", "env", "packages", "source"})
-"""Which kinds an option of capture can keep from being observed; of the last ones other means tell it."""
+"""Options of capture that choose modules."""
+
+_TOLD_OTHERWISE = frozenset({"record", "until_step", "env", "packages", "source"})
+"""Options of which other means tell what is missing."""
 
 
 def observed_kinds(manifest: dict[str, Any]) -> frozenset[str]:
@@ -114,9 +107,10 @@ def covered(
 ) -> tuple[Mask, Mask]:
     """Masks of sites that are divergences where only a, and where only b, has them.
 
-    All False if either capture failed or either run is a list. Else false for: kinds that the other run was not told to
-    record; recomputation; random states; sites that an option given differently explains; and, unless `same_start`,
-    start values.
+    All False if either capture failed or either run is a list. Else those of a kind that the other run was told to
+    record; of operators, of evaluation, of the optimizer phase, and of what is looked at once more as a step begins,
+    only if it has any such record. Not recomputation and random states; nor, where an option that chooses modules was
+    given differently, sites of modules that one run alone has; nor, unless `same_start`, start values.
 
     Args:
         alignment: both runs' sites.
@@ -126,33 +120,22 @@ def covered(
     """
     # what has failed may have named modules and parameters, so that the other run's sites have no partner either
     broken = any(has_failed(manifest) or is_list(manifest) for manifest in (manifest_a, manifest_b))
+    starts, kinds = alignment.phase == phase_code(Phase.START), alignment.kind
     counts = np.full(alignment.size, not broken) & (alignment.phase != phase_code(Phase.RECOMPUTE))
-    counts &= alignment.kind != kind_code(Kind.RNG)
+    counts &= kinds != kind_code(Kind.RNG)
     if not same_start:
-        counts &= ~of_kinds(alignment.kind, STATE_KINDS) | (alignment.phase != phase_code(Phase.START))
-    for name in narrowed(manifest_a, manifest_b):
-        counts &= ~_hidden_by(alignment, name)
-    told = [observed_kinds(other) for other in (manifest_b, manifest_a)]
-    seen = [[kind for kind in Kind if not kinds or kind.value in kinds or kind in SETTING_KINDS] for kinds in told]
-    return counts & of_kinds(alignment.kind, seen[0]), counts & of_kinds(alignment.kind, seen[1])
-
-
-def _hidden_by(alignment: Alignment, option: str) -> Mask:
-    """Mask of sites that may be one-sided because this option of capture differs.
-
-    Of an option that chooses modules, those of modules in both runs are not hidden. An unknown option hides all.
-    """
-    kinds = _CONCERNS.get(option)
-    if kinds is None:
-        return np.full(alignment.size, option not in _CONCERN_NO_SITES)
-    hidden = of_kinds(alignment.kind, kinds)
-    if option in _FILTERS:
-        hidden &= ~alignment.in_both  # of these modules both captures record
-    if option == "eval":
-        # What is recorded of an evaluation has parameters that changed since looked at once more in that step.
-        again = (alignment.phase == phase_code(Phase.START)) & (alignment.call > 0)
-        return np.asarray(alignment.evaluating | again)
-    return hidden
+        counts &= ~(of_kinds(kinds, STATE_KINDS) & starts)
+    if set(_FILTERS) & set(narrowed(manifest_a, manifest_b)):
+        counts &= alignment.in_both | ~of_kinds(kinds, MODULE_KINDS + _TENSOR_KINDS)
+    again = starts & (alignment.call > 0)
+    late = np.isin(alignment.phase, [phase_code(phase) for phase in (Phase.EVAL, Phase.OPTIMIZER)])
+    usual = ~(again | late | (kinds == kind_code(Kind.OP_OUTPUT)))
+    both, masks = (kinds * np.int64(len(PHASES)) + alignment.phase) * 2 + again, []
+    for manifest, sites in ((manifest_b, alignment.b_ids), (manifest_a, slice(len(alignment.a)))):
+        observed = observed_kinds(manifest)
+        told = of_kinds(kinds, [kind for kind in Kind if kind.value in observed] or Kind)
+        masks.append(counts & told & (usual | np.isin(both, both[sites])))
+    return masks[0], masks[1]
 
 
 def draws_at_other_moments(alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> Mask:
@@ -180,7 +163,7 @@ _LOOKS = (MODULE_KINDS, (Kind.BATCH,), (Kind.LOSS,))
 
 
 def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
-    """Notes on what options of the captures leave uncompared: kinds, other options, statistics; [] for nothing.
+    """Notes on what options of the captures leave uncompared: kinds, and what other options chose; [] for nothing.
 
     Where a run is a list of values, notes on that alone.
     """
@@ -195,22 +178,11 @@ def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list
             kinds = sorted(missing - {kind.value for kind in SETTING_KINDS})
             if kinds:
                 notes.append(f"Run {name} did not record {', '.join(kinds)}: not compared.")
-    one, two = (manifest.get("options", {}) for manifest in (manifest_a, manifest_b))
-    others = [
-        f"--{name.replace('_', '-')} (a: {_option_words(one.get(name))}, b: {_option_words(two.get(name))})"
-        for name in (*_FILTERS, *_OPERATORS, "eval", "compile", *_STEPS)
-        if one.get(name) != two.get(name)
-    ]
+    others = [f"--{name.replace('_', '-')}" for name in narrowed(manifest_a, manifest_b) if name not in _TOLD_OTHERWISE]
     if others:
-        notes.append(f"The captures had other options, {', '.join(others)}: what only one recorded is not compared.")
-    if any(one.get(name) != two.get(name) for name in _OPTIONS):
-        notes.append("The captures kept different statistics: distances are missing where one side has none.")
+        text = "what only one recorded is not compared, and where one keeps fewer statistics, distances are missing."
+        notes.append(f"The captures had other options ({', '.join(others)}): {text}")
     return notes
-
-
-def _option_words(value: object) -> object:
-    """An option's value, `all` for None and an empty list."""
-    return "all" if value in (None, []) else value
 
 
 def blindness_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:

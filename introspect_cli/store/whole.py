@@ -51,7 +51,7 @@ from introspect_cli.sums import header, mix, unmix
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from introspect_cli.records import Part, Site, SiteInfo
     from introspect_cli.store.log import Entries
     from introspect_cli.store.run import Stages
-    from introspect_cli.store.totals import Totals
 
     Array = NDArray[Any]
 
@@ -124,7 +123,7 @@ class Rows(NamedTuple):
 
     Attributes:
         site: int64 (n,), common numbers.
-        rank: int64 (n,), positions of ranks.
+        rank: int64 (n,), numbers of ranks, rising.
         layout: int64 (n,), common numbers.
         status: uint8 (n,).
     """
@@ -133,33 +132,6 @@ class Rows(NamedTuple):
     rank: Array
     layout: Array
     status: Array
-
-
-class StackedStep:
-    """One step of all ranks as one block of records.
-
-    Attributes:
-        batches: of each rank.
-        rows: which rows they have.
-        block: all records, those of a rank after those of the one before.
-    """
-
-    def __init__(self, batches: list[StepBatch], ranks: Sequence[int], rows: Rows) -> None:
-        """Copy the ranks' batches into one block.
-
-        Args:
-            batches: of each rank.
-            ranks: their numbers.
-            rows: the rows of these batches.
-        """
-        self.batches, self.rows = batches, rows
-        self.block = rows_of(batches, [np.arange(len(batch)) for batch in batches])
-        self._ranks = np.array(ranks, np.int64)
-
-    def ranks_of(self, rows: Array) -> list[int]:
-        """For each of some rows (positions in the block) the number of the rank that recorded it."""
-        numbers: list[int] = self._ranks[self.rows.rank[rows]].tolist()
-        return numbers
 
 
 # --- plan
@@ -188,18 +160,15 @@ class Plan:
             worked out where the parts lie.
     """
 
-    def __init__(self, step: StackedStep, tables: LayoutTables, kinds: Array, left_out: Array) -> None:
+    def __init__(self, basis: Rows, tables: LayoutTables, kinds: Array) -> None:
         """Plan how the sites of a step are combined.
 
         Args:
-            step: of all ranks.
+            basis: the rows of all ranks.
             tables: the ranks' layouts.
             kinds: code of each site's kind.
-            left_out: bool, rows that are ignored.
         """
-        basis = step.rows
-        rows = np.flatnonzero(~left_out)
-        rows = rows[np.argsort(basis.site[rows], kind="stable")]
+        rows = np.argsort(basis.site, kind="stable")
         starts = starts_of(basis.site[rows])
         unseen = basis.status[rows] == _NOT_SEEN
         partly_unseen = any_of(unseen, starts)
@@ -233,7 +202,7 @@ class Plan:
         self.basis, self.rows, self.starts, self.group, self.owner = basis, rows, starts, group, owner
         self.kind, self.flows, self.mixed, self.unreduced, self.parts = kind, flows, mixed, unreduced, parts
         self.partless = ~(partly_unseen | mixed | unreduced | parts)
-        self.misfits = _misfits(step, tables, rows, starts, parts)
+        self.misfits = _misfits(basis, tables, rows, starts, parts)
 
     @cached_property
     def copies(self) -> Array:
@@ -243,10 +212,7 @@ class Plan:
     @cached_property
     def _of_rank(self) -> Array:
         """Positions in `rows` where the records of one rank in one group begin."""
-        rank = self.basis.rank[self.rows]
-        new = np.ones(len(rank), np.bool_)
-        new[1:] = (rank[1:] != rank[:-1]) | (self.group[1:] != self.group[:-1])
-        return np.flatnonzero(new)
+        return np.flatnonzero(_is_new_value(self.basis.rank[self.rows], self.group))
 
     @cached_property
     def ranks(self) -> Array:
@@ -286,17 +252,15 @@ def group_of(starts: Array, size: int) -> Array:
     return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
 
 
-def _misfits(
-    step: StackedStep, tables: LayoutTables, rows: Array, starts: Array, parts: Array
-) -> dict[int, str | None]:
+def _misfits(basis: Rows, tables: LayoutTables, rows: Array, starts: Array, parts: Array) -> dict[int, str | None]:
     """Groups of `parts` whose parts are not exactly their whole, with the reason by `misfit` (None: unknown).
 
     Groups with equal lists of layouts have the reason of the first, with its ranks.
 
     Args:
-        step: of all ranks.
+        basis: the rows of all ranks.
         tables: the ranks' layouts.
-        rows: positions in the step's rows, group after group.
+        rows: positions among them, group after group.
         starts: where in `rows` each group begins.
         parts: bool (groups,), which groups are assembled from parts.
     """
@@ -305,11 +269,11 @@ def _misfits(
     ends = np.append(starts[1:], len(rows)).tolist()
     for group in np.flatnonzero(parts).tolist():
         members = rows[starts[group] : ends[group]]
-        numbers = step.rows.layout[members]
+        numbers = basis.layout[members]
         key = numbers.tobytes()
         if key not in by_layouts:
             layouts = [tables.layouts[number] for number in numbers.tolist()]
-            held = zip(step.ranks_of(members), (layout.part for layout in layouts), strict=True)
+            held = zip(basis.rank[members].tolist(), (layout.part for layout in layouts), strict=True)
             by_layouts[key] = misfit([*held], layouts[0].numel)
         if by_layouts[key] != "":
             out[group] = by_layouts[key]
@@ -319,7 +283,6 @@ def _misfits(
 # --- how much of a whole its parts cover
 
 _MOST_CELLS = 1 << 24
-_SIMPLE = 64
 
 
 def misfit(held: Sequence[tuple[int, Part | None]], whole: int) -> str | None:
@@ -357,7 +320,7 @@ def misfit(held: Sequence[tuple[int, Part | None]], whole: int) -> str | None:
     if covered == whole:
         return ""
     same = " and ".join(f"{rank_list(ranks)} hold the same part" for ranks in holders.values() if len(ranks) > 1)
-    return f"the parts of it on record cover {share(covered, whole)}{f': {same}' if same else ''}"
+    return f"the parts of it on record cover {covered:,} of its {whole:,} elements{f': {same}' if same else ''}"
 
 
 def _cells(lines: Array, ranges: Sequence[tuple[int, int]]) -> list[int]:
@@ -367,21 +330,6 @@ def _cells(lines: Array, ranges: Sequence[tuple[int, int]]) -> list[int]:
         for start, size in ranges
         for cell in range(int(np.searchsorted(lines, start)), int(np.searchsorted(lines, start + size)))
     ]
-
-
-def share(of: int, whole: int) -> str:
-    """How many elements of a whole, in words: `3/4 of it`, or `1,234 of its 5,678 elements`.
-
-    The fraction is reduced, and written where its denominator is at most `_SIMPLE`; `0/1 of it` for an empty whole.
-
-    Args:
-        of: number of elements.
-        whole: number of elements of the whole.
-    """
-    common = math.gcd(of, whole) or 1
-    if whole // common <= _SIMPLE:
-        return f"{of // common}/{whole // common or 1} of it"
-    return f"{of:,} of its {whole:,} elements"
 
 
 # --- combine
@@ -403,17 +351,17 @@ class CombinedStep:
     plan's rows, `starts` where groups begin among them.
     """
 
-    def __init__(self, reader: WholeReader, step: StackedStep, plan: Plan, layout: Array) -> None:
+    def __init__(self, reader: WholeReader, block: StepBatch, plan: Plan, layout: Array) -> None:
         """Make each group's row of its first record; `combined` does the rest.
 
         Args:
             reader: whose tables count.
-            step: the records of all ranks.
+            block: the records of all ranks, those of a rank after those of the one before.
             plan: of that step.
             layout: uint32 (groups,), the number of each group's layout; changed here.
         """
         self.reader, self.tables = reader, reader.tables
-        self.block, self.ranks_of, self.basis, self.plan = step.block, step.ranks_of, step.rows, plan
+        self.block, self.basis, self.plan = block, plan.basis, plan
         self.row = plan.rows[plan.starts]
         self.checksums = self.block.checksum[plan.rows]
         size, firsts = len(self.row), rows_of([self.block], [self.row])
@@ -603,7 +551,7 @@ class CombinedStep:
                 self._set_unseen(one, text)
         for group in np.flatnonzero(doubled & ~plan.flows).tolist():
             where = int(unlike[plan.group[unlike] == group][0])
-            ranks = rank_list(self.ranks_of(plan.rows[[plan.owner[where], where]]))
+            ranks = rank_list(self.basis.rank[plan.rows[[plan.owner[where], where]]].tolist())
             self._set_unseen(np.array([group]), f"{ranks} hold the same part of it with different values")
         fitting = plan.parts & ~doubled
         fitting[misfits] = False
@@ -702,7 +650,7 @@ class CombinedStep:
         for place in np.flatnonzero(~near).tolist():
             one, members = groups[place : place + 1], every[place]
             others = members[self.checksums[members] != self.checksums[members[0]]]
-            [first, *ranks] = self.ranks_of(self.plan.rows[[members[0], *others]])
+            [first, *ranks] = self.basis.rank[self.plan.rows[[members[0], *others]]].tolist()
             text = f"copies differ: {rank_list(ranks)} from rank {first}"
             self._reset_groups(one, Joined.COPIES, int(self.out.status[one[0]]), text)
             self._hash_checksums(one, members, np.zeros(1, np.int64), ordered=True)
@@ -801,30 +749,14 @@ _MOST_FORMS = 16
 """How many forms a run's steps may have; each costs reading a step."""
 
 
-def layout_free_digests(
-    totals: Sequence[Totals],
-    keys: Array,
-    kinds: Array,
-    tables: LayoutTables,
-    rows: Array,
-    plans_of: Callable[[int], Sequence[Plan]],
-) -> list[bytes | None]:
-    """Digests of steps that are equal for equal values in any layout.
+def layout_free_digests(reader: WholeReader) -> list[bytes | None]:
+    """Digests of the common steps that are equal for equal values in any layout.
 
-    A form is the list of shares of a rank's step: rows of one kind and part, which are added up.
-
-    Args:
-        totals: of each rank.
-        keys: uint64, of all sites by common number.
-        kinds: int64, codes of their kinds.
-        tables: the ranks' layouts.
-        rows: (ranks, steps), position of each common step among each rank's entries.
-        plans_of: gives the plans of all slices of the step at a position.
-
-    Returns:
-        the digest of each step, None where the ranks' totals do not determine it (a rank has none, copies differ,
-        parts do not fit together), nor for any but the `_MOST_FORMS` commonest combinations of the ranks' forms.
+    A form is the list of shares of a rank's step: rows of one kind and part, which are added up. None for a step of
+    which the ranks' totals do not determine it (a rank has none, copies differ, parts do not fit together), and for any
+    but the `_MOST_FORMS` commonest combinations of the ranks' forms.
     """
+    totals, rows = [each.totals for each in reader.readers], reader.positions
     out: list[bytes | None] = [None] * rows.shape[1]
     form = np.stack([each.form[of_rank] for each, of_rank in zip(totals, rows, strict=True)])
     there = np.flatnonzero((form >= 0).all(axis=0))
@@ -835,7 +767,7 @@ def layout_free_digests(
     for which in np.argsort(-number, kind="stable")[:_MOST_FORMS].tolist():
         steps = there[group == which]
         shares = [each.forms[of] for each, of in zip(totals, every[:, which].tolist(), strict=True)]
-        every_slice = [_constant_parts(keys, kinds, tables, plan) for plan in plans_of(int(steps[0]))]
+        every_slice = [_constant_parts(reader, plan) for plan in reader.plans(int(steps[0]))]
         slices = [each for each in every_slice if each is not None]
         if len(slices) < len(every_slice):
             continue
@@ -881,18 +813,17 @@ def _totals_of_all(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Ar
     return lanes, whole
 
 
-def _constant_parts(site_keys: Array, kinds: Array, tables: LayoutTables, plan: Plan) -> tuple[Array, Array] | None:
+def _constant_parts(reader: WholeReader, plan: Plan) -> tuple[Array, Array] | None:
     """The constant parts of the digests of all steps with one plan, for a slice of their sites.
 
     Returns:
         keys of the sites with a row that was not observed, and a sum of the wholes' headers, each times its site's
         factors, uint64 (4,), 0 in the last two; None where totals do not determine the digests.
     """
-    basis = plan.basis
+    basis, tables, site_keys = plan.basis, reader.tables, np.asarray(reader.sites.key, np.uint64)
     if plan.mixed.any() or plan.unreduced.any() or plan.misfits:
         return None
-    kind = kinds[basis.site]
-    counts = ~np.isin(kind, LEFT_OUT)
+    counts = ~np.isin(reader.kinds[basis.site], LEFT_OUT)
     rows = plan.rows[counts[plan.rows]]
     group = plan.group[counts[plan.rows]]
     number = basis.layout[rows]
@@ -972,7 +903,7 @@ class WholeReader(Reader):
         self.ended = all(reader.ended for reader in self.readers)
         self.thinned = tuple(dict.fromkeys(dropped for reader in self.readers for dropped in reader.thinned))
         self.lacking, self.complete = lacking, complete
-        self._last_plan: tuple[tuple[int, int], Plan, Array] | None = None
+        self._last_plan: tuple[Plan, Array] | None = None
         self._batched: dict[bytes, int] = {}
         self._read = lru_cache(maxsize=3)(self._combined_row)
 
@@ -989,14 +920,17 @@ class WholeReader(Reader):
     def entries(self) -> Entries:  # type: ignore[override]  # mypy takes it for a property that cannot be set
         """Entries of the steps that every rank has; only step, digest and chain are set.
 
-        A digest is the same in any layout where the ranks' totals determine it, else it is one over the ranks' digests.
+        A digest is the same in any layout where the ranks' totals determine it, else it is one over the ranks' digests:
+        so of one rank, of stages of a pipeline, with a fold, and where a rank was not recorded.
         """
         out = np.zeros(len(self.common_steps), ENTRY)
         out["step"] = self.common_steps
-        of_each = [reader.entries["digest"][rows] for reader, rows in zip(self.readers, self._positions, strict=True)]
+        of_each = [reader.entries["digest"][rows] for reader, rows in zip(self.readers, self.positions, strict=True)]
         every = np.stack(of_each, axis=1) if len(out) else ()
         chain, step_digests, chains = bytes(16), [], []
-        for digest, ranks in zip(self._layout_free_digests(), every, strict=True):
+        added_up = not (self._fold or self.stages or self.lacking or len(self.readers) == 1)
+        free = layout_free_digests(self) if added_up else [None] * len(out)
+        for digest, ranks in zip(free, every, strict=True):
             step_digests.append(digest or blake2b(ranks.tobytes(), digest_size=16).digest())
             chain = blake2b(chain + step_digests[-1], digest_size=16).digest()
             chains.append(chain)
@@ -1004,21 +938,10 @@ class WholeReader(Reader):
         out["chain"] = np.frombuffer(b"".join(chains), out["chain"].dtype)
         return out
 
-    def _layout_free_digests(self) -> list[bytes | None]:
-        """For each step a digest that is equal in any layout; None where the ranks' totals do not determine it.
-
-        None for all steps of one rank, of stages of a pipeline, with a fold, and where a rank was not recorded.
-        """
-        if self._fold or self.stages or self.lacking or len(self.readers) == 1:
-            return [None] * len(self.common_steps)
-        totals, tables = [reader.totals for reader in self.readers], self.tables
-        keys = np.asarray(self.sites.key, np.uint64)
-        return layout_free_digests(totals, keys, self.kinds, tables, self._positions, self._plans)
-
-    def _plans(self, row: int) -> list[Plan]:
+    def plans(self, row: int) -> list[Plan]:
         """The plan of each slice of the step at a position."""
         of = self._slices_of(row)
-        return [self._planned(self._stacked(row, which, of), (which, of))[0] for which in range(of)]
+        return [self._planned(self._stacked(row, which, of)[1])[0] for which in range(of)]
 
     @property
     def layout_mark(self) -> str:
@@ -1114,15 +1037,14 @@ class WholeReader(Reader):
 
     @cached_property
     def module_rows(self) -> list[ModuleInfo]:
-        """All distinct rows of modules of all ranks, in order of rank."""
-        return list(dict.fromkeys(row for reader in self.readers for row in self._named(reader)))
-
-    def _named(self, reader: RankReader) -> list[ModuleInfo]:
-        """A rank's modules under their names in the whole model."""
-        stages, modules = self.stages.get(reader.rank), reader.module_rows
-        if stages is None:
-            return modules
-        return [replace(module, fqn=stages.name(module.fqn, self.distinct_roots)) for module in modules]
+        """All distinct rows of modules of all ranks, in order of rank, under their names in the whole model."""
+        rows: dict[ModuleInfo, None] = {}
+        for reader in self.readers:
+            stages, modules = self.stages.get(reader.rank), reader.module_rows
+            if stages is not None:
+                modules = [replace(module, fqn=stages.name(module.fqn, self.distinct_roots)) for module in modules]
+            rows |= dict.fromkeys(modules)
+        return list(rows)
 
     @cached_property
     def kinds(self) -> Array:
@@ -1144,33 +1066,21 @@ class WholeReader(Reader):
         values = {row: number for number, row in enumerate(rows) if row[0] in _VALUE_OF.values()}
         return np.array([values.get((_VALUE_OF.get(row[0], ""), *row[1:]), -1) for row in rows], np.int64)
 
-    def left_out(self, step: StackedStep) -> Array:
-        """Bool (rows,), rows that are ignored: collectives, and what one pipeline stage passes to another.
+    @cached_property
+    def _left_out(self) -> list[Array]:
+        """For each rank, bool (sites,), what is ignored: collectives, and what one pipeline stage passes to another.
 
         Every stage of a pipeline has a root of the same name: what goes into the model goes into that of the first,
         what comes out of it out of that of the last.
         """
-        out: Array = (self.kinds == KIND_CODES[Kind.COLLECTIVE])[step.rows.site]
-        if self.stages:
-            passed = [
-                np.asarray(is_passed[batch.site]) for is_passed, batch in zip(self._passed, step.batches, strict=True)
-            ]
-            out = out | np.concatenate(passed)
-        return out
-
-    @cached_property
-    def _passed(self) -> list[Array]:
-        """For each rank, bool (sites,), True for a stage's root input or output that is not the whole model's."""
-        out = []
-        for reader in self.readers:
+        out = [self.kinds[numbers] == KIND_CODES[Kind.COLLECTIVE] for numbers in self.site_numbers]
+        for reader, ignored in zip(self.readers, out, strict=True):
             stages, sites = self.stages.get(reader.rank), reader.sites
-            is_passed = np.zeros(len(sites), np.bool_)
             for number, (fqn, kind) in enumerate(zip(sites.fqn, sites.kind, strict=True) if stages is not None else ()):
                 if "." not in fqn and stages is not None:
-                    is_passed[number] = (kind in _GOING_IN and stages.stage(fqn) != 0) or (
+                    ignored[number] |= (kind in _GOING_IN and stages.stage(fqn) != 0) or (
                         kind in _COMING_OUT and stages.stage(fqn) != stages.of - 1
                     )
-            out.append(is_passed)
         return out
 
     @cached_property
@@ -1220,58 +1130,53 @@ class WholeReader(Reader):
         """Combine the `row`-th step."""
         of, slices = self._slices_of(row), []
         for which in range(of):
-            step = self._stacked(row, which, of)
-            plan, layouts = self._planned(step, (which, of))
-            slices.append(CombinedStep(self, step, plan, layouts.copy()).combined())
+            block, rows = self._stacked(row, which, of)
+            plan, layouts = self._planned(rows)
+            slices.append(CombinedStep(self, block, plan, layouts.copy()).combined())
         return join_slices(slices)
 
     def _slices_of(self, row: int) -> int:
         """In how many slices of sites the step is combined, so that each has at most about `MOST_ROWS` records."""
         rows = sum(
-            int(reader.entries["rows"][at]) for reader, at in zip(self.readers, self._positions[:, row], strict=True)
+            int(reader.entries["rows"][at]) for reader, at in zip(self.readers, self.positions[:, row], strict=True)
         )
         return max(1, min(-(-rows // MOST_ROWS), len(self.sites)))
 
-    def _stacked(self, row: int, which: int, of: int) -> StackedStep:
-        """The records of slice `which` of `of` of the `row`-th step of all ranks.
+    def _stacked(self, row: int, which: int, of: int) -> tuple[StepBatch, Rows]:
+        """The records of slice `which` of `of` of the `row`-th step of all ranks, and which rows they are.
 
         A site is in the slice of its number modulo `of`; a gradient in that of its value.
         """
-        batches, read = [], read_rows(self.readers, self._positions[:, row].tolist())
         wanted = np.where(self.value_of < 0, np.arange(len(self.sites)), self.value_of) % of == which
-        for batch, numbers in zip(read, self.site_numbers, strict=True):
-            rows_of_slice = np.flatnonzero(wanted[numbers[batch.site]])
-            batches.append(batch if of == 1 else rows_of([batch], [rows_of_slice]))
-        sites, layouts = (
-            np.concatenate([common[number] for common, number in zip(numbers, own, strict=True)])
-            for numbers, own in (
-                (self.site_numbers, [batch.site for batch in batches]),
-                (self.tables.common_numbers, [batch.layout for batch in batches]),
-            )
-        )
-        rank = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
-        rows = Rows(sites, rank, layouts, np.concatenate([batch.status for batch in batches]))
-        last = self._last_plan
-        if last is not None and last[0] == (which, of) and all(map(np.array_equal, last[1].basis, rows)):
-            rows = last[1].basis
-        return StackedStep(batches, [reader.rank for reader in self.readers], rows)
+        batches: list[StepBatch] = []
+        sites: list[Array] = []
+        layouts: list[Array] = []
+        for batch, numbers, common, ignored in zip(
+            read_rows(self.readers, self.positions[:, row].tolist()),
+            self.site_numbers,
+            self.tables.common_numbers,
+            self._left_out,
+            strict=True,
+        ):
+            rows = np.flatnonzero(wanted[numbers[batch.site]] & ~ignored[batch.site])
+            batches.append(batch if len(rows) == len(batch) else rows_of([batch], [rows]))
+            sites.append(numbers[batches[-1].site])
+            layouts.append(common[batches[-1].layout])
+        rank = np.repeat([reader.rank for reader in self.readers], [len(batch) for batch in batches])
+        block = rows_of(batches, [np.arange(len(batch)) for batch in batches])
+        return block, Rows(np.concatenate(sites), rank, np.concatenate(layouts), block.status)
 
-    def _planned(self, step: StackedStep, of: tuple[int, int]) -> tuple[Plan, Array]:
-        """The plan of a step, and the layout of each group's whole: those of the step before, where the rows are its.
-
-        Args:
-            step: the records.
-            of: which slice of how many.
-        """
-        if self._last_plan is None or self._last_plan[1].basis is not step.rows:
-            plan = Plan(step, self.tables, self.kinds, self.left_out(step))
-            different, which = np.unique(step.rows.layout[plan.rows[plan.starts]], return_inverse=True)
+    def _planned(self, rows: Rows) -> tuple[Plan, Array]:
+        """The plan of a step, and the layout of each group's whole; those of the step before, if its rows are equal."""
+        if self._last_plan is None or not all(map(np.array_equal, self._last_plan[0].basis, rows)):
+            plan = Plan(rows, self.tables, self.kinds)
+            different, which = np.unique(rows.layout[plan.rows[plan.starts]], return_inverse=True)
             wholes = np.array([self.whole_number(number) for number in different.tolist()], np.uint32)
-            self._last_plan = of, plan, wholes[which.reshape(-1)]
-        return self._last_plan[1:]
+            self._last_plan = plan, wholes[which.reshape(-1)]
+        return self._last_plan
 
     @cached_property
-    def _positions(self) -> Array:
+    def positions(self) -> Array:
         """int64 (ranks, steps), position of each common step among each rank's entries."""
         return np.stack([np.searchsorted(reader.entries["step"], self.common_steps) for reader in self.readers])
 

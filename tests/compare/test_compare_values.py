@@ -72,6 +72,8 @@ def test_a_rewrite_alone_computes_nothing_else(code):
          "def f(many):\n    total = 0\n    for each in many:\n        total = total + each\n    return total"),
         ("def f(x, *, b=1):\n    return x * b", "def f(y, *, a=0, b=1, c=2):\n    return y * b"),
         ("def f(x, b=1):\n    return x * b", "def f(y, b=1, c=2):\n    return y * b"),
+        ("def f(x):\n    match x:\n        case A(b=1):\n            g(x)",
+         "def f(y):\n    match y:\n        case A(b=1):\n            g(y)"),
         ("if main:\n    log = g()\n    f(log).backward()\ndef h(y):\n    rate = 1\n    return y + rate",
          "if main:\n    rate = g()\n    loss = f(rate)\n    loss.backward()\ndef h(y):\n    return y + 1"),
     ],
@@ -86,6 +88,8 @@ def test_another_way_to_write_it_is_no_change(told, a, b):
     [
         ("def f(x):\n    return g(x).log()", "def f(y):\n    return g(y).exp()", 2),
         ("def f(x):\n    return log(x)", "def f(y):\n    return exp(y)", 2),
+        ("def f(x):\n    match x:\n        case A(b=1):\n            g(x)",
+         "def f(x):\n    match x:\n        case A(c=1):\n            g(x)", 3),
         ("def f(x):\n    return g(x, p=1)", "def f(y):\n    return g(y, q=1)", 2),
         ("def f(x):\n    x += g(x)\n    return x", "def f(x):\n    x = x + g(x)\n    return x", 2),
         ("def f(x):\n    h(x)\n    g(x)", "def f(y):\n    g(y)\n    h(y)", 2),

@@ -33,7 +33,7 @@ def sound(tmp_path):
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        (((0, 2), (2, 1)), "the parts of it on record cover 3/4 of it"),
+        (((0, 2), (2, 1)), "the parts of it on record cover 9 of its 12 elements"),
         (((0, 3), (2, 2)), "parts of it overlap: those of ranks 0, 1"),
         (((0, 2), (1, 2)), "parts of it overlap: those of ranks 0, 1"),
     ],

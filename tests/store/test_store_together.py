@@ -11,7 +11,7 @@ from laid_out import SHARED, SMALL, small_rows, write, write_step
 
 from introspect_cli.records import Joined, Kind, Part, Phase, Site
 from introspect_cli.store.run import open_run
-from introspect_cli.store.whole import WholeReader, misfit, share
+from introspect_cli.store.whole import WholeReader, misfit
 from introspect_cli.sums import header, mix
 
 WHOLE, rows = SMALL, small_rows
@@ -67,7 +67,7 @@ def test_parts_add_up_modulo_two_to_the_64_whoever_else_has_a_copy(put):
 @pytest.mark.parametrize(
     ("ranks", "said"),
     [
-        ([[(PARAM, rows(0, 2), 1)], [(PARAM, rows(2, 1), 2)]], "the parts of it on record cover 3/4 of it"),
+        ([[(PARAM, rows(0, 2), 1)], [(PARAM, rows(2, 1), 2)]], "the parts of it on record cover 9 of its 12 elements"),
         ([[(PARAM, rows(0, 2), 1)], [(PARAM, rows(1, 3), 2)]], "parts of it overlap: those of ranks 0, 1"),
         ([[(PARAM, rows(0, 2), 1)], [(PARAM, rows(1, 2), 2)]], "parts of it overlap: those of ranks 0, 1"),
         (
@@ -91,7 +91,7 @@ def test_what_cannot_be_put_together_says_why_and_is_called_nothing(put, ranks, 
 @pytest.mark.parametrize("site", [PARAM, OUTPUT])
 def test_of_a_run_with_all_its_ranks_what_is_missing_of_the_model_is_missing(put, site):
     found, _ = put([(site, rows(0, 2), 1)], [(site, rows(2, 1), 2)], complete=True)
-    said = "the parts of it on record cover 3/4 of it"
+    said = "the parts of it on record cover 9 of its 12 elements"
     if site is PARAM:
         assert (found.status[0], found.text[0]) == (0, f"parts are not the whole: {said}")
         assert found.checksum[0] != 0
@@ -146,18 +146,13 @@ def test_buffers_are_the_first_ranks_and_random_states_nobodys(put):
     [
         ([0, 2], ""),
         ([0, 1], "parts of it overlap: those of ranks 0, 1"),
-        ([0], "the parts of it on record cover 1/2 of it"),
-        ([2, 2], "the parts of it on record cover 1/2 of it: ranks 0, 1 hold the same part"),
+        ([0], "the parts of it on record cover 6 of its 12 elements"),
+        ([2, 2], "the parts of it on record cover 6 of its 12 elements: ranks 0, 1 hold the same part"),
         ([0, 1, 2], "parts of it overlap: those of ranks 0, 1, 2"),
     ],
 )
 def test_what_parts_leave_out_or_have_twice_is_said_with_its_ranks(starts, said):
     assert misfit([(rank, rows(start, 2).part) for rank, start in enumerate(starts)], 12) == said
-
-
-def test_a_share_is_reported_as_people_say_it():
-    assert share(9, 12) == "3/4 of it"
-    assert share(1234, 5678) == "1,234 of its 5,678 elements"
 
 
 def test_what_was_put_together_stays_when_the_next_step_is_read(tmp_path):

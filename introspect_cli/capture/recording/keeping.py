@@ -385,21 +385,22 @@ class BlackBox:
         if not_finite and "nan" in self._waits:
             self._write("nan", list(self._steps), f"at step {step}")
 
-    def drop_agreed(self, step: int) -> None:
-        """Drop the steps set aside if the runs agree up to the last of these."""
-        if self._aside and self._aside[-1].step <= step:
-            self._aside = []
+    def tell_comparison(self, agreed: int, diverged: tuple[int | None] | None) -> None:
+        """Drop the steps set aside if the runs agree up to the last of these; write held tensors once they diverge.
 
-    def write_divergence(self, step: int | None) -> None:
-        """Write the held tensors because the runs diverge; at the first call alone.
-
-        The steps set aside are written if `step` is among them, else all steps held now.
+        The steps set aside are written if they diverge at one of these, else all steps held now; at the first such call
+        alone.
 
         Args:
-            step: at which they diverge; None where it is not one step's.
+            agreed: the last step up to which the runs agree.
+            diverged: a tuple of the step at which they diverge, (None,) where it is not one step's; None while they do
+                not.
         """
-        if "divergence" not in self._waits:
+        if diverged is None:
+            self._aside = [] if self._aside and self._aside[-1].step <= agreed else self._aside
+        if diverged is None or "divergence" not in self._waits:
             return
+        (step,) = diverged
         rolling = list(self._steps)
         near = [held for held in (self._aside, rolling) if step in {one.step for one in held}]
         chosen = near[0] if near else rolling

@@ -171,21 +171,11 @@ class Recorder:
                 box.give_up(error)
 
     def tell_comparison(self, agreed: int, diverged: tuple[int | None] | None) -> None:
-        """Tell the black box, where there is an open one, how far the runs agree, or where they diverge.
-
-        Args:
-            agreed: the last step up to which the runs agree.
-            diverged: a tuple of the step at which they diverge, (None,) where it is not one step's; None while they do
-                not.
-        """
+        """Tell the black box, where there is an open one, how far the runs agree, or where they diverge."""
         box = self._policy.box
-        if box is None or not box.open:
-            return
-        with self._lock:
-            if diverged is None:
-                box.drop_agreed(agreed)
-            else:
-                box.write_divergence(*diverged)
+        if box is not None and box.open:
+            with self._lock:
+                box.tell_comparison(agreed, diverged)
 
     def emit_many(self, sites: Sequence[int], values: Sequence[Any]) -> None:
         """Record each value at its site, in order; where all are tensors they are summarised together, quicker."""

@@ -161,7 +161,6 @@ class StepBlock:
         message.lines = [b"", b""]  # texts, and inputs of operators
         self.sites: Any = ()
         self._slots: Any = ()
-        self._beside: Columns | None = None  # of slots that have to be looked at and may be of no record
         self._made_of: dict[str, object] = {}
         """What the message's columns were last made of; without those that an interrupt may have left half done."""
 
@@ -176,30 +175,22 @@ class StepBlock:
             slots: numbers of the summarizer's slots of each, likewise.
             summarizer: has their summaries.
         """
-        self.ended, self._beside = ended, None
+        self.ended = ended
         self.sites = self.sites if sites == self.sites else sites.copy()
         self._slots = self._slots if slots == self._slots else slots.copy()
-        wanted = [(self.columns, self._slots)]
-        beside = [saved.slot for saved in ended.saved]
-        if beside:
-            self._beside = Columns({"checksum": np.empty(len(beside), np.uint64)})
-            wanted.append((self._beside, beside))
-        self.rows = summarizer.end_step(*wanted)
+        self.rows = summarizer.end_step((self.columns, self._slots))
 
     def saved(self, *, always: bool) -> dict[int, torch.Tensor]:
         """Copies by checksum: those for `--save-tensors` if `always`, else the black box's.
 
-        Without those of tensors that are not strided or were not observed. Call it once the summaries are there.
+        Without those of tensors that are not strided, were not observed, or have no record. Call it once the summaries
+        are there.
         """
-        if self._beside is None:
-            return {}
-        checksums = self._beside.arrays["checksum"].tolist()
-        pairs = zip(checksums, self.ended.saved, strict=True)
-        return {
-            checksum: saved.value
-            for checksum, saved in pairs
-            if checksum and saved.always is always and saved.value.layout is torch.strided
-        }
+        kept = [saved for saved in self.ended.saved if saved.always is always and saved.value.layout is torch.strided]
+        at = {slot: at for at, slot in enumerate(self._slots)} if kept else {}
+        checksums = self.columns.arrays["checksum"]
+        pairs = ((int(checksums[at[saved.slot]]), saved.value) for saved in kept if saved.slot in at)
+        return {checksum: value for checksum, value in pairs if checksum}
 
     def complete(self) -> Message:
         """Put sites, layouts, texts and operators' inputs in the message where they differ from the last step's.

@@ -16,7 +16,7 @@ from introspect_cli.records import Kind
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.compare.match import Flow, ModulePair, Value
+    from introspect_cli.compare.match import Flow, Value, ValuePair
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import DiffOptions, Finding
     from introspect_cli.store.run import Run
@@ -128,14 +128,14 @@ def _stop_of(flow: Flow) -> Stop | None:
         return Stop(module.a, module.b, reason, _module_findings(flow, module), Evidence(Thing.INPUTS, known))
     if module is None and flow.end is not None:
         backward, forward = say.left(["backward-through"]), Evidence(Thing.FORWARD, Known.WITHIN)
-        wrong = (Stop(a, b, "backward", backward, forward) for a, b, agree in flow.gradients if not agree)
-        return next(wrong, None)
+        wrong = (pair for pair in flow.gradients if not pair.agree)
+        return next((Stop(pair.a, pair.b, "backward", backward, forward) for pair in wrong), None)
     one, two = (next(iter(ends(values)), None) for values in flow.values)
     between = say.left(["between-agreeing"])
     return None if not flow.forward or one is None or two is None else Stop(one, two, "gap", between)
 
 
-def _module_findings(flow: Flow, module: ModulePair) -> list[Finding]:
+def _module_findings(flow: Flow, module: ValuePair) -> list[Finding]:
     """Findings on why a module's output differs.
 
     Where its inputs differ, code between agreeing values. Else its parameters without an equal in the other run, or

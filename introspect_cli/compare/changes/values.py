@@ -175,9 +175,10 @@ class Reader:
         value: Value = getattr(self, f"_on_{type(node).__name__.lower()}", self._generic_value)(node, env)
         return value
 
-    def _values(self, nodes: Iterable[ast.AST | None], env: Environment, node: ast.AST) -> Value:
-        """The values of several expressions as one `list` value; None among them is left out."""
-        return self.make("list", node, *(self.value(each, env) for each in nodes if each is not None))
+    def _values(self, nodes: Iterable[ast.AST | str | None], env: Environment, node: ast.AST) -> Value:
+        """The values of several expressions as one `list` value; None is left out, and a name is a constant."""
+        named = (ast.copy_location(ast.Constant(each), node) if isinstance(each, str) else each for each in nodes)
+        return self.make("list", node, *(self.value(each, env) for each in named if each is not None))
 
     def _on_name(self, node: ast.Name, env: Environment) -> Value:
         """The value last given to a name in `env`; else a `name`, by its name in the other version.
@@ -524,16 +525,14 @@ class Reader:
     def _on_with(self, node: ast.With | ast.AsyncWith, env: Environment) -> None:
         """Add an effect `with` of the contexts and the body's effects; calls in the body have the contexts as parts."""
         context = self._context
-        values = []
         for item in node.items:
             value = self.value(item.context_expr, env)
-            values.append(value)
             self._context = (*self._context, value)
             if item.optional_vars is not None:
                 self._assign(item.optional_vars, self.make("entered", item.context_expr, value), env)
         done = self._effects_of_block(node.body, env, node)
+        self._add_effect("with", node, self.make("list", node, *self._context[len(context) :]), done)
         self._context = context
-        self._add_effect("with", node, self.make("list", node, *values), done)
 
     def _on_try(self, node: ast.Try, env: Environment) -> None:
         """Add an effect `try` of all blocks; names that a handler binds otherwise become conditional in `env`."""
@@ -577,11 +576,8 @@ class Reader:
         """Bind each name: of an own module to a `name`, of another one to an `import`."""
         own = node.level > 0 or (node.module or "") in self.names.modules
         for alias in node.names:
-            if own:
-                kind, name = "name", self.names.renamed.get(alias.name, alias.name)
-            else:
-                kind, name = "import", f"{node.module}.{alias.name}"
-            env[alias.asname or alias.name] = self.make(kind, node, name)
+            name = self.names.renamed.get(alias.name, alias.name) if own else f"{node.module}.{alias.name}"
+            env[alias.asname or alias.name] = self.make("name" if own else "import", node, name)
 
     def all_effects(self) -> list[Value]:
         """`effects`, then calls and changes in place that no effect uses, as kind `unused`: they may draw or write.
@@ -609,10 +605,10 @@ def _returns(effect: Value) -> bool:
 def differences(a: Sequence[Value], b: Sequence[Value]) -> list[Difference]:
     """The smallest parts in which the effects of two functions differ.
 
-    Values of one shape are compared part by part. Of two of other shapes, it is what is new in each: the smallest
-    values that the other function has nowhere. Where both have all of both, the choice between them differs, and so
-    what they are a part of. A value that one version alone has at one place, and the other alone at another, is one
-    difference that `moved`.
+    Values of one shape are compared part by part, others differ as a whole; of two of which one is inside the other, it
+    is what was put around it, or taken away. Where both functions have both values, the choice between them differs,
+    and so what they are a part of. A value that one version alone has at one place, and the other alone at another, is
+    one difference that `moved`.
     """
     found: dict[tuple[_WrittenAt | None, _WrittenAt | None], Difference] = {}
     seen: set[tuple[int, int]] = set()

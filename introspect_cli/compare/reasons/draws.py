@@ -84,7 +84,7 @@ def draws_before(at: View) -> list[Draw]:
     return [
         draw
         for draw in one_sided_draws(step, table)
-        if (begins or draw.sequence < (at.table.sequence(at.union, draw.side) or 0))
+        if (begins or draw.sequence < (at.table.number("sequence", at.union, draw.side) or 0))
         and (not of_state or generator_of(draw.site) == generator_of(at.site))
     ]
 
@@ -191,7 +191,8 @@ def unseeded_names(at: View) -> tuple[str, ...]:
     if following is None:
         return ()
     drawn = [union for union in _start_states_with(following, Status.OBSERVED) if union in untouched]
-    return tuple(following.alignment.fqn[u] for u in drawn if following.checksum(u, "a") != following.checksum(u, "b"))
+    differs = (u for u in drawn if following.number("checksum", u, "a") != following.number("checksum", u, "b"))
+    return tuple(following.alignment.fqn[u] for u in differs)
 
 
 _GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
@@ -228,4 +229,4 @@ def _start_states_with(table: Table | None, status: Status) -> list[int]:
     alignment = table.alignment
     started = (alignment.kind == kind_code(Kind.RNG)) & (alignment.phase == phase_code(Phase.START))
     states = map(int, np.flatnonzero(started))
-    return [union for union in states if all(table.status(union, side) is status for side in "ab")]
+    return [union for union in states if all(table.number("status", union, side) == status for side in "ab")]

@@ -311,42 +311,30 @@ def arguments(argv: Iterable[str]) -> dict[str, Any]:
         stands by itself. Of `-p lr=1 -p depth=2`, `-p lr` and `-p depth`; of what else is given again, `-v (2)`.
     """
     values: dict[str, Any] = {}
-    option, position = "", 0
+    option = ""
     for word in argv:
-        if OPTION.match(word):
-            given, equals, value = word.partition("=")
+        given, equals, value = word.partition("=") if OPTION.match(word) else ("", "", word)
+        if given:
             again = (f"{given} ({number})" for number in itertools.count(2))
             option = next(name for name in itertools.chain([given], again) if name not in values)
             values[option] = True
-            if equals:
-                _set_option(values, option, value)
-                option = ""
-        elif option and values[option] is True:
-            option = _set_option(values, option, word)
-        elif _ASSIGNED.match(word):
-            name, _, value = word.partition("=")
-            values[name] = value
-            option = ""
+            if not equals:
+                continue
+        name, assigned, part = value.partition("=") if _ASSIGNED.match(value) else ("", "", value)
+        if option and values[option] is True:
+            if assigned:  # of `-p lr=1`, `-p lr`
+                del values[option]
+                option = f"{option.partition(' ')[0]} {name}"
+            values[option] = part
+        elif assigned:
+            values[name], option = part, ""
         elif option:
             so_far = values[option]
-            values[option] = [*so_far, word] if isinstance(so_far, list) else [so_far, word]
+            values[option] = [*so_far, value] if isinstance(so_far, list) else [so_far, value]
         else:
-            values[f"{ARGUMENT}{position}"] = word
-            position += 1
+            values[f"{ARGUMENT}{sum(each.startswith(ARGUMENT) for each in values)}"] = value
+        option = "" if equals else option
     return values
-
-
-def _set_option(values: dict[str, Any], option: str, value: str) -> str:
-    """Set an option's value in `values` and return its name there.
-
-    Of a value like `lr=1`, the entry `-p` becomes `-p lr`.
-    """
-    if _ASSIGNED.match(value):
-        del values[option]
-        name, _, value = value.partition("=")
-        option = f"{option.partition(' ')[0]} {name}"
-    values[option] = value
-    return option
 
 
 def command_options(argv: Iterable[str]) -> dict[str, str]:
