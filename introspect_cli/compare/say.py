@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from introspect_cli.compare.evidence import Evidence, Known, Thing, with_state
 from introspect_cli.compare.measure import moments, rounding, same_numbers, shapes_differ
-from introspect_cli.compare.result import RESOLUTION, Certainty, Divergence, Fact, Finding, Part, Restored, Resumption
+from introspect_cli.compare.result import RESOLUTION, Certainty, Divergence, Fact, Finding, Part, Resumption
 from introspect_cli.compare.table import MODULE_KINDS
 from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status, Summary
 
@@ -223,8 +223,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "raised": "[Run {run}][Both runs{both}] ended by an exception[ in {step}][ where run {other} goes on]: {words}.",
     # a resumed run
     "resumed": "Run {run}, resumed after step {step} of {whole}, [did not restore: {lost}][ (or drew from it before "
-    "its first step){drew}][restored all that is on record{all}][; not restored, of no effect: {idle}]"
-    "[; not recorded: {unseen}].",
+    "its first step){drew}][restored all that is on record{all}][; not recorded: {unseen}].",
     "random-states": "random state of {names}",
     "part": "{part}[ ({text})]",
     "part-lost": "not restored: {part}",
@@ -592,12 +591,11 @@ _NAMED = 3
 
 def head_of(resumed: Resumption) -> str:
     """Sentence on the first `_NAMED` parts that a resumed run lost; or that it restored all that was recorded."""
-    idle = [part for part in resumed.parts if part.state is Restored.NO and not part.matters]
     unseen = [replace(part, text="") for part in resumed.unseen]
-    lost, idle_words, unseen_words = (some(parts_words(parts), _NAMED) for parts in (resumed.lost, idle, unseen))
+    lost, not_seen = (some(parts_words(parts), _NAMED) for parts in (resumed.lost, unseen))
     run = {"run": resumed.run, "step": resumed.at - 1, "whole": resumed.whole}
     drew = any(part.generator for part in resumed.lost)
-    return told("resumed", **run, lost=lost, drew=drew, all=not lost, idle=idle_words, unseen=unseen_words)
+    return told("resumed", **run, lost=lost, drew=drew, all=not lost, unseen=not_seen)
 
 
 def parts_words(parts: Sequence[Part]) -> list[str]:

@@ -42,8 +42,8 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
     raised, offset = exceptions_of((a, b)), any(outcome.offset for outcome in compared.outcomes)
     code = code_changes(a, b, lambda: clues_of_ending(raised))
     verdict, text = agreement(compared)
-    ended = [raised_words(raised)] if raised else []
-    text = " ".join([*ended, text] if verdict is Verdict.UNDECIDED else [text, *ended])
+    said = [text, raised_words(raised)]
+    text = " ".join(filter(None, said[::-1] if verdict is Verdict.UNDECIDED else said))
     training, evaluation = Separate(verdict, text), None
     if any(outcome.evaluated for outcome in compared.outcomes):
         unseen = unseen_names(compared, Phase.EVAL)

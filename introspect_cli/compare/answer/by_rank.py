@@ -105,8 +105,7 @@ class RunPair:
             files=self.files,
             ends=self.ends,
         )
-        known = None if options.offset is None else (options.offset, "")
-        offset, note = known or detected_offset(comparison, by_labels)
+        offset, note = detected_offset(comparison, by_labels) if options.offset is None else (options.offset, "")
         comparison = replace(comparison, offset=offset)
         outcome = compare_rank(comparison)
         if splits is not None and len(self.a.ranks) == len(self.b.ranks) == 1 and not options.narrowed:

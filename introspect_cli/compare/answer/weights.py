@@ -85,10 +85,6 @@ _WEIGHTS = {
 """How well a change explains a divergence whose reason says nothing else of its source, where not by `_USUAL`."""
 
 _OF_OPTIMIZERS = frozenset({RECORDED, OPTIMIZERS})
-_OF_THE_SCRIPT = frozenset({"command", "sources", "git"})
-_NUMERICS = frozenset({"runtime", "packages", "hardware"})
-
-
 _STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nesterov|amsgrad)$", re.IGNORECASE)
 """What an optimizer steps with: it explains an update, and nothing before."""
 
@@ -176,7 +172,7 @@ class Blame:
             named = fed and re.match(rf"{re.escape(fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", name)
             return 0.97 if named else 0.85 if fed == "" else _USUAL
         if source == "schedulers":  # of what does not differ, no scheduler makes anything
-            scheduled = at.no_rates or any(change.about in _SCHEDULED for change in self.hyperparameters)
+            scheduled = at.no_rates or {"lr", "momentum", "betas"} & {each.about for each in self.hyperparameters}
             return max(0.9 * weights.get(OPTIMIZERS, _USUAL), _USUAL) if scheduled else _USUAL
         if source == FILES:
             tensors = weights.get("checkpoints", _USUAL) if holds_tensors(name) else _USUAL
@@ -189,15 +185,11 @@ class Blame:
                 return 0.2
             base += 0.25
         if at.rounding:
-            base += 0.2 * (source in _NUMERICS) - 0.15 * (source == "sources")
+            base += 0.2 * (source in {"runtime", "packages", "hardware"}) - 0.15 * (source == "sources")
         named = reason.names and re.search(reason.names, name, re.IGNORECASE)
         if named and source not in {"packages", "scalers"}:
             base += 0.1
         return max(min(base, 1.0), 0.5 * (source == RECORDED))
-
-
-_SCHEDULED = frozenset({"lr", "momentum", "betas"})
-"""Hyper-parameters that schedulers change."""
 
 
 _WEIGHT = attrgetter("weight")
@@ -233,7 +225,7 @@ def setting_changes(a: Run, b: Run, blame: Blame) -> tuple[SettingChange, ...]:
         changes = [replace(one, weight=min(one.weight, UNLIKELY)) for one in changes]
     elif at.rounding and any(map(rounds_differently, changes)) and all(map(rounds_differently, tuned)):
         for place, one in enumerate(changes):  # an argument that changed such a setting is shown by it
-            least, most = 0.9 * rounds_differently(one), 0.75 if one.source in _OF_THE_SCRIPT else 1.0
+            least, most = 0.9 * rounds_differently(one), 0.75 if one.source in {"command", "sources", "git"} else 1.0
             changes[place] = replace(one, weight=max(min(one.weight, most), least))
     named = [change for change in changes if change.source == "environment" and change.weight > SAYS_NOTHING]
     if at is not None and len(named) <= 3 and all(change.weight < 0.6 for change in changes):  # it is one of these
