@@ -112,6 +112,14 @@ def test_what_differs_has_the_line_of_the_smallest_part(told, a, b, line):
     assert [row[0] for row in told(a, b)][:1] == [line]
 
 
+def test_a_value_that_went_to_another_statement_is_a_change_of_both(told):
+    a = "kept = (One,)\nleft = (Two, Three)\n\ndef f(x):\n    return x in kept, x in left\n"
+    assert told(a, a.replace("(One,)", "(One, Three)").replace("(Two, Three)", "(Two,)")) == [
+        (1, "kept = (One,)", "kept = (One, Three)"),
+        (2, "left = (Two, Three)", "left = (Two,)"),
+    ]
+
+
 def test_a_new_function_of_a_name_that_others_have_is_not_what_they_call(code):
     a = "def given(x):\n    return x\n\ndef f(x):\n    if given(x):\n        g(x)\n    h(x)\n"
     b = {"f.py": a.replace("h(x)", "h(x, 1)"), "new.py": "def given(y):\n    return y is not None\n"}

@@ -149,11 +149,14 @@ class Version:
     def replaced_by(self, line: WrittenStatement, other: Version, near: Value | None) -> WrittenStatement | None:
         """The statement of `other` that most likely took the place of `line`; None where none is alike over `_ALIKE`.
 
-        Only statements of the same scope count whose text this version's scope does not have. The line that is meant is
-        that of `near`, a value of `other`, where it is in the statement.
+        Only statements of the same scope count whose text this version's scope does not have; those that assign to the
+        same, if there are any. The line that is meant is that of `near`, a value of `other`, where it is in the
+        statement.
         """
-        there = other.beside(line)
-        best = get_close_matches(line.side.text, sorted(there.keys() - self.beside(line).keys()), 1, _ALIKE)
+        text, there = line.side.text, other.beside(line)
+        left = sorted(there.keys() - self.beside(line).keys())
+        same = [each for each in left if "=" in each and each.partition("=")[0] == text.partition("=")[0]]
+        best = get_close_matches(text, same or left, 1, 0 if same else _ALIKE)
         made = other.statement_of(near)
         return None if not best else made if made and made.side == there[best[0]].side else there[best[0]]
 
@@ -238,7 +241,10 @@ def _statements_of(
     in_a, in_b = a.beside(one, two), b.beside(two, one)
     stand = [each is None or each.side.text in texts for each, texts in ((one, in_b), (two, in_a))]
     alone = None in found[:2] and any(part.kind in STATEMENTS for part in found[:2] if part)
-    if found.moved or (alone and not all(stand)):
+    if found.moved and one and two and one.side.text != two.side.text:  # a value, from one statement to another
+        yield one, a.replaced_by(one, b, None)
+        yield b.replaced_by(two, a, None), two
+    elif found.moved or (alone and not all(stand)):
         yield one, two
     elif not all(stand):
         one, two = (None if stays else each for each, stays in zip((one, two), stand, strict=True))
