@@ -61,7 +61,7 @@ def test_ranks_that_were_put_together_give_the_answer_that_they_give_themselves(
         [("ranks", "ddp-one", {0}), ("layouts", "manual-one", {0, 1})],
     ),
 )
-def test_one_rank_for_each_part_of_the_model_is_recorded_and_no_more_is_compared(group, name, kept):
+def test_ranks_that_hold_all_of_the_model_are_recorded_alone_and_no_more_is_compared(group, name, kept):
     (path,) = decided(group, name)
     with open_run(path) as run:
         assert {rank for rank in run.ranks if len(run.rank(rank))} == kept
