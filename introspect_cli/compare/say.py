@@ -161,6 +161,7 @@ _LEFT: Final[Mapping[str, str]] = {
 }
 
 MOMENTS: Final[Mapping[str, str]] = {
+    "late": " when it is first recorded, in step {step}",
     "untrained": " before any training",
     "begins": " when the step begins",
     "forward": " after the forward pass",
