@@ -74,14 +74,17 @@ def _head_of(at: View) -> str:
     moments = {
         "run-at": bool(first.source) and (site.kind is Kind.COLLECTIVE or not first.only),
         "taken": site.kind is Kind.GRAD and updates,
-        "untrained": at.explained_reason == "initial" and not first.step,
+        "late": at.explained_reason == "initial" and first.step > 0,
+        "untrained": at.explained_reason == "initial",
         "begins": site.phase is Phase.START,
         "given": is_state and site.path == GIVEN,
         "updated": is_state and updates and not site.call,
         "forward": is_state and site.phase is Phase.FORWARD,
         "within": is_state and updates,
     }
-    moment = next((say.MOMENTS[code] for code, holds in moments.items() if holds), "").format(source=first.source)
+    moment = next((say.MOMENTS[code] for code, holds in moments.items() if holds), "").format(
+        step=first.step, source=first.source
+    )
     if first.only:
         return told("only-has-it", side=first.only, name=name, moment=moment)
     values = both_values(first) if site.kind is not Kind.RNG else ""

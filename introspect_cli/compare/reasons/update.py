@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.evidence import Cause, Known, Thing, with_state
 from introspect_cli.compare.names import owner_of
 from introspect_cli.compare.reasons.base import cause, evidence_of
+from introspect_cli.compare.reasons.ranks import side_with_copies
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.settings.differences import Difference
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes, recorded_names
@@ -18,6 +19,7 @@ from introspect_cli.compare.step import (
     gradients_in_step,
     inputs,
     lacks_gradient,
+    owing_side,
     state_before,
     value_before,
 )
@@ -82,6 +84,14 @@ def find_other_optimizer(at: View) -> Iterator[Finding]:
         yield found("other-optimizer", a=", ".join(a), b=", ".join(b))
     elif hands := at.setup.other_holders(at.site.fqn):
         yield found("changed-hands", a=", ".join(hands[0]), b=", ".join(hands[1]))
+
+
+@finds("optimizer")
+def find_partial_sum(at: View) -> Iterator[Finding]:
+    """Finding where the ranks of one run had not yet added up the gradient as the optimizer took it."""
+    if at.cause.rests_on(Thing.GRADIENT_SUM):
+        sites = at.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}), at.site.fqn)
+        yield found("owed", side=side_with_copies(at.first) or owing_side(at.step, sites.tolist()))
 
 
 @finds("optimizer")
