@@ -93,11 +93,11 @@ _LIKELY = 3
 def candidate_words(one: Candidate) -> str:
     """A cause in a line: `model.py:41 (Block.__init__): x / 2 -> x / 3`, `--lr 0.05 -> 0.06`.
 
-    Statements are shortened around what changed; one that a run lacks is `(nothing)`.
+    Statements are shortened around what changed; one that a run lacks is `(nothing)`, one that both have `(moved)`.
     """
     if one.kind == "statement":
         a, b = on_one_line(*(" ".join((text or "(nothing)").split()) for text in (one.a, one.b)))
-        return f"{one.line}{f' ({one.name})' if one.name else ''}: {a} -> {b}"
+        return f"{one.line}{f' ({one.name})' if one.name else ''}: {f'{a} -> {b}' if a != b else f'{b} (moved)'}"
     return describe(SettingChange(one.line.partition(",")[0], one.name, one.a, one.b))
 
 
