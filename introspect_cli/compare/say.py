@@ -177,7 +177,7 @@ _TOLD: Final[Mapping[str, str]] = {
     # where the runs agree
     "until": "up to and including {step}",
     "same": "[{name} is the same][The runs are the same{plain}][The runs have the same numbers{structure}]: {records} "
-    "of {steps}[, {within} of them only within tolerance,] agree {until}.",
+    "of {steps}[ that both runs kept{thinned}][, {within} of them only within tolerance,] agree {until}.",
     "same-results": "The runs have the same results[ within tolerance{tolerated}]: {names} agree {until}.[ What "
     "differs changed none of them, first at {first}: {what}.][ Not compared: {blind}.]",
     "nan-throughout": " In the last step, of {all}, NaN throughout in both runs: {empty:,} (the first: {first}). They "

@@ -326,6 +326,7 @@ def agreement(compared: Compared, name: str = "") -> tuple[Verdict, str]:
         names=by_results and _kinds_words(frozenset.intersection(*agreed)),
         records=count(counts.equal, "record"),
         steps=count(counts.steps_compared, "step"),
+        thinned=any(outcome.paired.a.thinned or outcome.paired.b.thinned for outcome in compared.outcomes),
         within=counts.within,
         tolerated=compared.within,
         until=compared.until,

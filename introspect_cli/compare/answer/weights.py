@@ -70,6 +70,7 @@ _FIXED: tuple[tuple[AbstractSet[str], re.Pattern[str], float], ...] = (
     ({"environment"}, re.compile(""), 0.25),
     ({"command", *_BUILT}, re.compile(_OF_RESULTS), SAYS_NOTHING),
     ({"hardware"}, _WHICH_DEVICE, SAYS_NOTHING),
+    ({"loaders"}, re.compile(r": prefetch_factor$"), _USUAL),
     ({"runtime", "hardware", "command"}, RUN_NOISE, 0.0),
 )
 """Sources, a pattern of names, and the weight whatever the reason; the first row that matches counts."""
