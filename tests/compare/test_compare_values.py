@@ -70,6 +70,8 @@ def test_a_rewrite_alone_computes_nothing_else(code):
          "def f(x):\n    try:\n        z = g(x)\n    except E as error:\n        z = h(error)\n    return z"),
         ("def f(xs):\n    t = 0\n    for x in xs:\n        t = t + x\n    return t",
          "def f(many):\n    total = 0\n    for each in many:\n        total = total + each\n    return total"),
+        ("def f(x):\n    b, n = x.size()\n    return g(b, n)", "def f(x):\n    return g(x.shape[0], x.size(1))"),
+        ("def f(x):\n    return [int(e) for e in x]", "def f(x):\n    return list(map(int, x))"),
         ("def f(x, *, b=1):\n    return x * b", "def f(y, *, a=0, b=1, c=2):\n    return y * b"),
         ("def f(x, b=1):\n    return x * b", "def f(y, b=1, c=2):\n    return y * b"),
         ("def f(x):\n    match x:\n        case A(b=1):\n            g(x)",

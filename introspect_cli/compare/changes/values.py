@@ -33,6 +33,8 @@ STATEMENTS = frozenset(
 """Kinds of effects that are statements of their own."""
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _MOST_INLINED = 3
+_EACH = "<each>"
+"""A name that no code has."""
 
 
 class Value:
@@ -286,8 +288,19 @@ class Reader:
     def _on_call(self, node: ast.Call, env: Environment) -> Value:
         """A call as function, arguments, keywords by name and the `with` contexts around it; it is added to `calls`.
 
-        A call of a function in `names.inlined` is what its body gives, if that can be inlined.
+        A call of a function in `names.inlined` is what its body gives, if that can be inlined. `x.size(1)` is
+        `x.shape[1]`, and `map(f, xs)`, in a list too, the comprehension.
         """
+        match node:
+            case ast.Call(ast.Attribute(of, "size"), [] | [ast.Constant(int())], []):
+                shape = self.make("attribute", node, self.value(of, env), "shape")
+                return self.make("part", node, shape, *map(ast.literal_eval, node.args)) if node.args else shape
+            case ast.Call(ast.Name("map"), [called, over], []) if "map" not in env:
+                each = ast.comprehension(ast.Name(_EACH, ast.Store()), over, [], 0)
+                written = ast.ListComp(ast.Call(called, [ast.Name(_EACH, ast.Load())], []), [each])
+                return self.value(ast.fix_missing_locations(ast.copy_location(written, node)), env)
+            case ast.Call(ast.Name("list"), [ast.ListComp() | ast.GeneratorExp() | ast.Call(ast.Name("map"))], []):
+                return self.value(node.args[0], env)
         function = self.value(node.func, env)
         given = [self.value(each, env) for each in node.args]
         keywords = sorted(
@@ -301,6 +314,13 @@ class Reader:
         value = self.make("call", node, function, *listed, *self._context)
         self.calls.append(value)
         return value
+
+    def _on_subscript(self, node: ast.Subscript, env: Environment) -> Value:
+        """A part that is read by its number, as unpacking gives it; any other subscript as it is."""
+        match node:
+            case ast.Subscript(of, ast.Constant(int(place)), ast.Load()) if place >= 0:
+                return self.make("part", node, self.value(of, env), place)
+        return self._generic_value(node, env)
 
     def _inline(
         self, node: ast.Call, function: Value, given: Sequence[Value], keywords: Mapping[str, Value]
