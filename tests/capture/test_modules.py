@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import pytest
 import torch
@@ -236,3 +237,13 @@ def test_a_site_has_the_line_that_ran_it(introspect, tmp_path):
     for site, info in found:
         said.setdefault((site.phase, site.kind, site.fqn), set()).add(info.source)
     assert {place: said[place] for place in LINES} == {place: {line} for place, line in LINES.items()}
+
+
+def test_a_class_whose_forward_is_called_by_itself_has_its_own_line(introspect, tmp_path):
+    """The capture stands in for such a `forward`, with a line of its own."""
+    text = LINES_OF.replace("net(x)", "net.forward(x)").replace("class Net", "\n" * 300 + "class Net")
+    (tmp_path / "train.py").write_text(text)
+    assert introspect("capture", "-q", "-o", "run", "train.py").returncode == 0
+    tree = json.loads(introspect("show", "tree", "run", "--format", "json").stdout)
+    line = text.splitlines().index("class Net(nn.Module):") + 1
+    assert f'"train.py:{line}"' in json.dumps(tree)

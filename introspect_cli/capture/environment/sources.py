@@ -211,7 +211,8 @@ def class_source(cls: type) -> str:
     path = file_of(sys.modules.get(cls.__module__))
     if not path:
         return ""
-    code = getattr(cls.__dict__.get("forward"), "__code__", None)
+    forward = cls.__dict__.get("forward")
+    code = getattr(getattr(forward, "__wrapped__", forward), "__code__", None)  # a capture may stand in for it
     return _defined_at(path, cls.__qualname__, getattr(code, "co_firstlineno", None), Project.root)
 
 
