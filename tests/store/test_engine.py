@@ -60,6 +60,17 @@ def test_ranks_compared_elsewhere_give_the_same_answer(runs, layout, change):
         assert diff_document(compared(a, b, afar, **options)) == here
 
 
+def test_without_workers_runs_of_very_many_ranks_are_opened_once(tmp_path, monkeypatch):
+    """From object storage, each opening is several requests a rank."""
+    a, b = (write(tmp_path / name, 66, ALL, steps=2, lean=True) for name in "ab")
+    opened, real = [], os.open
+    monkeypatch.setattr(os, "open", lambda path, *args, **more: opened.append(path) or real(path, *args, **more))
+    with open_run(a) as one, open_run(b) as two:
+        before = len(opened)
+        assert compare_runs(one, two, DiffOptions()).verdict.value == "same"
+    assert "manifest.json" not in opened[before:]
+
+
 def test_of_very_many_ranks_the_first_step_is_listed_of_the_rank_that_diverges_first(runs, tmp_path):
     few = compared(runs / "whole nothing", runs / "whole all", whole_step=True)
     assert {divergence.rank for divergence in few.divergences} == {0, 1, 2, 3}

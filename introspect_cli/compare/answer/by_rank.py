@@ -210,14 +210,17 @@ def compare_ranks(
     """
     many = len(ranks) > MANY
     options = replace(options, later=options.later // max(len(ranks), 1), least=_LEAST if many else options.least)
-    if len(ranks) < 2 or (work is None and not many):
-        prefetch(pair.a.rank(rank).ranges((0, -1)) for rank in ranks)  # which are asked what was not seen
-        return [pair.compare_rank(rank, options) for rank in ranks]
     less = replace(options, whole_step=False, limit=0) if options.whole_step and many else options
-    runs = (pair.a, pair.b, *pair.noise)
-    closed = replace(pair, a=cast("Run", None), b=cast("Run", None), noise=())
-    given = tuple(run.manifest for run in runs), less, closed
-    outcomes = [each for done in (work or map)(compare_group, tasks_of(runs, ranks, given)) for each in done]
+    if work is None or len(ranks) < 2:
+        prefetch(pair.a.rank(rank).ranges((0, -1)) for rank in ranks)  # which are asked what was not seen
+        if not many:
+            return [pair.compare_rank(rank, options) for rank in ranks]
+        outcomes = [_without_readers(pair.compare_rank(rank, less)) for rank in ranks]
+    else:
+        runs = (pair.a, pair.b, *pair.noise)
+        closed = replace(pair, a=cast("Run", None), b=cast("Run", None), noise=())
+        given = tuple(run.manifest for run in runs), less, closed
+        outcomes = [each for done in work(compare_group, tasks_of(runs, ranks, given)) for each in done]
     for outcome in outcomes:
         outcome.listed = [] if less is not options else outcome.listed
         for one in (outcome, *outcome.parts.values()):
