@@ -94,7 +94,8 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
         answer = replace(answer, findings=(*found, *(compared.structure() if by_rank else ())))
         return diverged_answer(answer, compared, compared.hidden if by_rank and bitwise else "")
     raised, offset = exceptions_of((a, b)), any(outcome.offset for outcome in compared.outcomes)
-    code = code_changes(a, b, lambda: clues_of_ending(raised))
+    changed = code_changes(a, b)
+    code = None if changed is None else changed.ranked_by(lambda: clues_of_ending(raised))
     verdict, text = agreement(compared)
     said = [text, raised_words(raised)]
     text = " ".join(filter(None, said[::-1] if verdict is Verdict.UNDECIDED else said))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.changes.statements import Clues, CodeChanges
 from introspect_cli.compare.result import Candidate, Certainty, SettingChange
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.answer.compared import (
         Raised,
     )
+    from introspect_cli.compare.changes.statements import Change
     from introspect_cli.compare.result import Finding
     from introspect_cli.store.run import Run
 
@@ -108,16 +110,32 @@ _MOST = 1 << 19
 """Characters of unchanged files that are parsed to see who calls whom: some seconds."""
 
 
-def code_changes(a: Run, b: Run, clues: Callable[[], Clues | None]) -> CodeChanges | None:
-    """Changes of source files, ranked by nearness to the first divergence, or to the exception that ended a run.
+class ChangedCode(NamedTuple):
+    """What differs between the source files of two runs, read and compared once; files have their names in b.
 
-    None where either run has no digests of its files. Files have their names in b. A file that seems to differ in
-    comments or names alone is `unread` where what was redacted may differ too.
+    Attributes:
+        changes: the changed statements.
+        texts: files of a and of b; none where nothing changed.
+        found: files by how they differ otherwise, and how many were compared; without `ranked`.
+    """
 
-    Args:
-        a: one run.
-        b: the other run.
-        clues: names and lines of the first divergence or of the exception, made where files differ.
+    changes: Sequence[Change]
+    texts: tuple[Mapping[str, str], Mapping[str, str]]
+    found: CodeChanges
+
+    def ranked_by(self, clues: Callable[[], Clues | None]) -> CodeChanges:
+        """All of it, with the changes ranked by nearness; `clues` of the place are made only where there are any."""
+        if not self.changes:
+            return self.found
+        from introspect_cli.compare.changes.near import ranked
+
+        return replace(self.found, ranked=ranked(self.changes, self.texts, clues()))
+
+
+def code_changes(a: Run, b: Run) -> ChangedCode | None:
+    """What differs between the source files of two runs; None where either run has no digests of its files.
+
+    A file that seems to differ in comments or names alone is `unread` where what was redacted may differ too.
 
     Raises:
         StoreError: the text of a file is damaged.
@@ -130,8 +148,7 @@ def code_changes(a: Run, b: Run, clues: Callable[[], Clues | None]) -> CodeChang
     names = list(dict.fromkeys([*of_a, *of_b]))
     differing = [name for name in names if one.digests.get(of_a.get(name, "")) != two.digests.get(name)]
     if not differing:
-        return CodeChanges(compared=len(names))
-    from introspect_cli.compare.changes.near import ranked
+        return ChangedCode((), ({}, {}), CodeChanges(compared=len(names)))
     from introspect_cli.compare.changes.project import changed_between
 
     runs = (one, of_a), (two, of_b)
@@ -143,8 +160,8 @@ def code_changes(a: Run, b: Run, clues: Callable[[], Clues | None]) -> CodeChang
     unread |= {name: "secret" for name in (*quiet[0], *quiet[1]) if not all(kept[of[name]].exact for kept, of in runs)}
     in_comments, in_names = (tuple(name for name in each if name not in unread) for each in quiet)
     every = [_texts_of(kept, of, differing) if changes else {} for kept, of in runs]
-    near = ranked(changes, (every[0], every[1]), clues())
-    return CodeChanges(near, in_comments, in_names, tuple(unread.items()), len(names))
+    found = CodeChanges((), in_comments, in_names, tuple(unread.items()), len(names))
+    return ChangedCode(changes, (every[0], every[1]), found)
 
 
 def _names_in_b(runs: tuple[Run, Run], one: Sources, two: Sources) -> dict[str, str]:

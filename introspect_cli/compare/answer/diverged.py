@@ -63,6 +63,7 @@ from introspect_cli.records import Kind, Phase
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from introspect_cli.compare.answer.causes import ChangedCode
     from introspect_cli.compare.answer.compared import Compared
     from introspect_cli.compare.changes.statements import CodeChanges
     from introspect_cli.compare.outcome import RankOutcome
@@ -119,10 +120,10 @@ def origins_of(at: View, outcomes: Sequence[RankOutcome], lost: Sequence[Part]) 
             yield Origin(sentence(story.head, story.findings, (), story.more), divergence)
 
 
-def _code_and_settings(compared: Compared, at: View) -> CodeChanges | None:
-    """How the source differs; None where a run has no digests of its files. Sets `at.settings`, the heaviest first."""
+def _code_and_settings(compared: Compared, at: View, changed: ChangedCode | None) -> CodeChanges | None:
+    """How the source differs, nearest first; None without `changed`. Sets `at.settings`, the heaviest first."""
     a, b, offset = compared.a, compared.b, any(outcome.offset for outcome in compared.outcomes)
-    code = code_changes(a, b, lambda: clues_of(at))
+    code = None if changed is None else changed.ranked_by(lambda: clues_of(at))
     tuned = hyperparameter_changes_of(at)
     differ = setting_changes(a, b, Blame(at, reason_named(at.cause.reason), tuned, offset))
     if not (at.rounding or _is_by_chance(at)):
@@ -158,13 +159,14 @@ def diverged_answer(answer: DiffResult, compared: Compared, hidden: str) -> Diff
     assert best is not None
     at = View(best, compared.outcomes)
     first, cut, lost = at.first, cut_short(at), () if resumed is None else resumed.lost
-    code = _code_and_settings(compared, at)
+    changed = code_changes(compared.a, compared.b)
+    code = _code_and_settings(compared, at, changed)
     training, evaluation = separate_answers(compared)
     story, nothing = explanation_of(at), _nothing_changed_words(at, code)
     causes = ranked_candidates(story.findings, code, at.settings)
     listed = [one for one in best.listed if at.rounding and one.step == first.step and one.site in at.step.sites]
     larger = [one for one in listed if one.size is Size.MORE][:1]
-    more = [told("first-more", what=what_diverges(one), lines=_lines_near(one, at, code, compared)) for one in larger]
+    more = [told("first-more", what=what_diverges(one), lines=_lines_near(one, at, code, changed)) for one in larger]
     beside = training if at.site.evaluates else evaluation
     also = (*story.more, *more, *([] if beside is None else [beside.sentence]), *nothing)
     likely = [text for text, _ in likely_words(story.findings, () if lost else causes)]
@@ -221,17 +223,19 @@ def _nothing_changed_words(at: View, code: CodeChanges | None) -> tuple[str, ...
 # --- what of it leads to changed code
 
 
-def _lines_near(later: Divergence, at: View, code: CodeChanges | None, compared: Compared) -> str:
+def _lines_near(later: Divergence, at: View, code: CodeChanges | None, changed: ChangedCode | None) -> str:
     """Lines of changed statements that are near a later divergence of the step, as if all before it agreed.
 
-    Those that are near the first are left out.
+    Those that are near the first are left out; "" for none.
     """
     others = [] if code is None else [one.change.place for one in code.ranked if not one.likely]
+    if changed is None or not others:
+        return ""
     before = np.isin(at.table.site, at.step.divergences.site[: at.step.sites.index(later.site)]) & ~at.table.one_sided
     step = Step(at.step.comparison, at.table.marked(before, WITHIN), at.step.begins, at.step.learned)
     there = View(replace(at.outcome, first=later, step=step, cause=judge(step, step.sites.index(later.site))), ())
-    near = code_changes(compared.a, compared.b, lambda: clues_of(there)) if others else None
-    return some([] if near is None else [one.change.place for one in near.likely if one.change.place in others])
+    near = changed.ranked_by(lambda: clues_of(there))
+    return some([one.change.place for one in near.likely if one.change.place in others])
 
 
 _INDEX = re.compile(r"\d+")
