@@ -16,12 +16,6 @@ What becomes of a site follows from its layouts and from what was seen of it, wh
 that is planned once. The values are then added up over the sorted columns of all ranks. Checksums are exact: the sums
 under them are integers modulo 2**64.
 
-Digests of steps do not depend on how tensors are shared out; see `totals`. A digest may say that two steps are equal
-only where putting all ranks together and comparing would find nothing. Which records belong together follows from
-layouts, which the totals do not say; but a step with the same forms on all ranks goes together in the same way, so one
-of them is read, planned as if it were compared, and looked at. Where anything in it is more than parts that fit, equal
-copies, and values that each rank has its own of, there is no such digest, and its steps are read.
-
 A parameter may be whole on every rank, or cut over some; a batch is some samples here and the others there; a layer may
 run on one rank alone. So records are put together by site. Equal records are copies and count once. Parts whose place
 is known add up: checksum, sketch and moments are sums over elements keyed by their index in the whole. Values that
@@ -46,7 +40,6 @@ from introspect_cli.store.batch import StepBatch, Texts, rows_of
 from introspect_cli.store.log import ENTRY
 from introspect_cli.store.names import SiteTable, site_columns
 from introspect_cli.store.reader import RankReader, Reader, read_rows
-from introspect_cli.store.totals import FIRST, LEFT_OUT, MIXED, codes_that, kinds_that, site_factors
 from introspect_cli.sums import header, mix, unmix
 from introspect_cli.texts import rank_list
 
@@ -137,6 +130,25 @@ class Rows(NamedTuple):
 # --- plan
 
 
+_FLOWING = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
+_BY_CALL = _FLOWING | {Kind.BATCH, Kind.LOSS, Kind.VALUE}
+"""Kinds with one value per call, so per microbatch."""
+
+
+def _codes(*kinds: Kind) -> list[int]:
+    return [KIND_CODES[kind] for kind in kinds]
+
+
+_COPIED = _codes(Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
+"""Kinds of which ranks hold equal copies, or parts or summands of one value."""
+_STATE = [*_COPIED, KIND_CODES[Kind.BUFFER]]
+"""What training leaves: a part of it that is missing is missing in the model."""
+_FIRSTS = _codes(Kind.HYPERPARAMETER, Kind.BUFFER)
+"""Where copies of these differ, the first rank's counts: DDP broadcasts its buffers before each forward pass."""
+_FLOWS = _codes(*_FLOWING, Kind.OP_OUTPUT)
+"""Activations and their gradients, of which data-parallel ranks have their own samples."""
+_OWN = _codes(*_FLOWING, Kind.BATCH, Kind.LOSS, Kind.RNG)
+"""What each rank may have its own value of: samples, and what is computed of them."""
 _NOT_SEEN = int(Status.NOT_OBSERVED)
 
 
@@ -186,7 +198,7 @@ class Plan:
         parts = ~partly_unseen & any_of(part > 0, starts)
         mixed = parts & any_of((part == 0) | (shape != shape[starts][group]), starts)
         kind = kinds[basis.site[rows[starts]]]
-        flows = np.isin(kind, codes_that("flows"))
+        flows = np.isin(kind, _FLOWS)
         # samples beside one another may each be cut: only what fits is added up
         samples = mixed & flows & ~any_of(part == 0, starts)
         unreduced = parts & ~mixed & tables.unreduced[number[starts]]
@@ -335,7 +347,6 @@ def _cells(lines: Array, ranges: Sequence[tuple[int, int]]) -> list[int]:
 # --- combine
 
 
-_COPIED, _STATE, _FIRSTS, _OWN = map(codes_that, ("copied", "state", "first", "own"))
 _NONFINITE = ("nans", "posinfs", "neginfs")
 _EXTREMA = {"min": np.fmin, "max": np.fmax, "absmin": np.fmin}
 
@@ -742,113 +753,11 @@ def join_slices(slices: Sequence[StepBatch]) -> StepBatch:
     return replace(batch, sequence=np.argsort(np.argsort(batch.sequence, kind="stable")).astype(np.uint32))
 
 
-# --- digests
-
-
-_MOST_FORMS = 16
-"""How many forms a run's steps may have; each costs reading a step."""
-
-
-def layout_free_digests(reader: WholeReader) -> list[bytes | None]:
-    """Digests of the common steps that are equal for equal values in any layout.
-
-    A form is the list of shares of a rank's step: rows of one kind and part, which are added up. None for a step of
-    which the ranks' totals do not determine it (a rank has none, copies differ, parts do not fit together), and for any
-    but the `_MOST_FORMS` commonest combinations of the ranks' forms.
-    """
-    totals, rows = [each.totals for each in reader.readers], reader.positions
-    out: list[bytes | None] = [None] * rows.shape[1]
-    form = np.stack([each.form[of_rank] for each, of_rank in zip(totals, rows, strict=True)])
-    there = np.flatnonzero((form >= 0).all(axis=0))
-    if not len(there):
-        return out
-    every, group, number = np.unique(form[:, there], axis=1, return_inverse=True, return_counts=True)
-    group = group.reshape(-1)
-    for which in np.argsort(-number, kind="stable")[:_MOST_FORMS].tolist():
-        steps = there[group == which]
-        shares = [each.forms[of] for each, of in zip(totals, every[:, which].tolist(), strict=True)]
-        every_slice = [_constant_parts(reader, plan) for plan in reader.plans(int(steps[0]))]
-        slices = [each for each in every_slice if each is not None]
-        if len(slices) < len(every_slice):
-            continue
-        unseen = np.sort(np.concatenate([keys for keys, _ in slices]))
-        headers = sum(lanes for _, lanes in slices)
-        values = [
-            each.totals[of][each.position[of_rank[steps]]]
-            for each, of_rank, of in zip(totals, rows, every[:, which].tolist(), strict=True)
-        ]
-        added, whole = _totals_of_all(shares, values)
-        for step, lanes, is_whole in zip(steps.tolist(), added, whole.tolist(), strict=True):
-            if is_whole:
-                out[step] = blake2b(unseen.tobytes() + (lanes + headers).tobytes(), digest_size=16).digest()
-    return out
-
-
-def _totals_of_all(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
-    """Totals over all ranks, uint64 (steps, 4), and bool (steps,), whether all copies are equal.
-
-    The first two numbers add up shares of state and parts, each share that several ranks have once, by the first rank's
-    total; the other two add up what each rank has its own of. Copies of whole values of kinds in FIRST may differ.
-
-    Args:
-        shares: of each rank.
-        values: of each rank, uint64 (steps, shares, 2).
-    """
-    steps = len(values[0])
-    lanes, whole = np.zeros((steps, 4), np.uint64), np.ones(steps, np.bool_)
-    first: dict[bytes, Array] = {}
-    for of_rank, totals in zip(shares, values, strict=True):
-        for number, (share, kind, place) in enumerate(
-            zip(of_rank, of_rank["kind"].tolist(), of_rank["part"].tolist(), strict=True)
-        ):
-            total = totals[:, number]
-            if kind == MIXED:
-                lanes[:, 2:] += total
-                continue
-            before = first.setdefault(share.tobytes(), total)
-            if before is total:
-                lanes[:, :2] += total
-            elif kind not in FIRST or place:
-                whole &= (total == before).all(axis=1)
-    return lanes, whole
-
-
-def _constant_parts(reader: WholeReader, plan: Plan) -> tuple[Array, Array] | None:
-    """The constant parts of the digests of all steps with one plan, for a slice of their sites.
-
-    Returns:
-        keys of the sites with a row that was not observed, and a sum of the wholes' headers, each times its site's
-        factors, uint64 (4,), 0 in the last two; None where totals do not determine the digests.
-    """
-    basis, tables, site_keys = plan.basis, reader.tables, np.asarray(reader.sites.key, np.uint64)
-    if plan.mixed.any() or plan.unreduced.any() or plan.misfits:
-        return None
-    counts = ~np.isin(reader.kinds[basis.site], LEFT_OUT)
-    rows = plan.rows[counts[plan.rows]]
-    group = plan.group[counts[plan.rows]]
-    number = basis.layout[rows]
-    cut = ((tables.part[number] > 0) & (tables.local_numel[number] > 0)) | (basis.status[rows] == int(Status.PARTIAL))
-    if (cut & ~plan.parts[group]).any():
-        return None
-    headers = tables.header[number]
-    if (plan.parts[group] & (headers != tables.header[basis.layout[plan.rows[plan.starts]]][group])).any():
-        return None
-    groups = np.unique(group[plan.parts[group]])
-    keys = site_factors(site_keys[basis.site[plan.rows[plan.starts[groups]]]])
-    head = tables.header[basis.layout[plan.rows[plan.starts[groups]]]]
-    lanes = np.zeros(4, np.uint64)
-    lanes[:2] = (keys * head[:, None]).sum(axis=0, dtype=np.uint64)
-    unseen = plan.rows[plan.starts[np.array(sorted(plan.unseen), np.int64)]]
-    return site_keys[basis.site[unseen]], lanes
-
-
 # --- whole reader
 
 
 MOST_ROWS = 1_000_000
 """Records of ranks that are put together at once: of all that is recorded, some 300 MB."""
-
-_BY_CALL = kinds_that("by_call")
 
 _GOING_IN = [Kind.INPUT.value, Kind.GRAD_INPUT.value]
 _COMING_OUT = [Kind.OUTPUT.value, Kind.GRAD_OUTPUT.value]
@@ -918,30 +827,13 @@ class WholeReader(Reader):
 
     @cached_property
     def entries(self) -> Entries:  # type: ignore[override]  # mypy takes it for a property that cannot be set
-        """Entries of the steps that every rank has; only step, digest and chain are set.
-
-        A digest is the same in any layout where the ranks' totals determine it, else it is one over the ranks' digests:
-        so of one rank, of stages of a pipeline, with a fold, and where a rank was not recorded.
-        """
+        """Entries of the steps that every rank has; only step and digest, one over the ranks' digests, are set."""
         out = np.zeros(len(self.common_steps), ENTRY)
         out["step"] = self.common_steps
-        of_each = [reader.entries["digest"][rows] for reader, rows in zip(self.readers, self.positions, strict=True)]
-        every = np.stack(of_each, axis=1) if len(out) else ()
-        chain, step_digests, chains = bytes(16), [], []
-        added_up = not (self._fold or self.stages or self.lacking or len(self.readers) == 1)
-        free = layout_free_digests(self) if added_up else [None] * len(out)
-        for digest, ranks in zip(free, every, strict=True):
-            step_digests.append(digest or blake2b(ranks.tobytes(), digest_size=16).digest())
-            chain = blake2b(chain + step_digests[-1], digest_size=16).digest()
-            chains.append(chain)
-        out["digest"] = np.frombuffer(b"".join(step_digests), out["digest"].dtype)
-        out["chain"] = np.frombuffer(b"".join(chains), out["chain"].dtype)
+        ranks = [reader.entries["digest"][rows] for reader, rows in zip(self.readers, self.positions, strict=True)]
+        for row, digests in enumerate(np.stack(ranks, axis=1)):
+            out["digest"][row] = np.void(blake2b(digests.tobytes(), digest_size=16).digest())
         return out
-
-    def plans(self, row: int) -> list[Plan]:
-        """The plan of each slice of the step at a position."""
-        of = self._slices_of(row)
-        return [self._planned(self._stacked(row, which, of)[1])[0] for which in range(of)]
 
     @property
     def layout_mark(self) -> str:
