@@ -19,7 +19,6 @@ import numpy as np
 from introspect_cli.compare.measure import Ids, Layouts, Mask
 from introspect_cli.compare.table import FLOWING_BACK, MODULE_VALUES, columns, kind_code, of_kinds, phase_code
 from introspect_cli.compare.watched import is_list
-from introspect_cli.compare.wholes import most_calls
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Joined, Kind, Phase
 
@@ -233,20 +232,6 @@ class Gathered:
         one, two = table.of_layouts("dtype")
         return np.asarray((one == two) | ~of_kinds(table.kinds, MODULE_VALUES))
 
-    @cached_property
-    def _losses(self) -> tuple[int, int]:
-        """Losses per step of a and of b, of the rank that has most."""
-        one, two = (most_calls(run, {Kind.LOSS.value}) for run in self._readers)
-        return one, two
-
-    def _is_scaled(self, ratio: float) -> bool:
-        """Whether a gradient scaler makes this factor of gradients (or its inverse).
-
-        A power of two above 1 that is not the ratio of the runs' losses per step.
-        """
-        times = round(max(ratio, 1 / ratio))
-        return times > 1 and not times & (times - 1) and times * min(self._losses) != max(self._losses)
-
     def _compared_by_moments(self, table: Table, scalar: Mask) -> Mask:
         """Mask of DIFFERENT rows to compare by extrema and means.
 
@@ -298,7 +283,8 @@ class Gathered:
             if name == "mean":  # single numbers may be summed up over calls in both, in b alone, or scaled
                 calls = [_call_counts(of_run) for of_run in table.both(table.differing[rows])]
                 total, other = one * calls[0], two * calls[1]
-                sums = (other, other / (ratio if self._is_scaled(ratio) else 1.0), two)
+                more = np.maximum(*calls) / np.minimum(*calls)  # losses that are added up are that factor, too
+                sums = (other, other / np.where(more == max(ratio, 1 / ratio), 1.0, ratio), two)
                 added = np.logical_or.reduce([np.abs(total - each) <= rtol * np.abs(total) for each in sums])
                 near |= single & (added | (np.abs(one - two) <= rtol * np.abs(one)))
             close &= near | (single & (name != "mean"))

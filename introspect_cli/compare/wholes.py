@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.tasks import Task, Work
 
     Pairs = Sequence[tuple[RankReader, RankReader]]
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from introspect_cli.compare.match import Correspondence
     from introspect_cli.compare.result import DiffOptions
@@ -242,15 +242,6 @@ def _nonzero_rows(shape: tuple[int, ...], zeros: int) -> int:
     """
     rows, rest = math.prod(shape[:-1]), zeros % shape[-1]
     return 0 if zeros < 0 or rest else rows - zeros // shape[-1]
-
-
-def most_calls(reader: Reader, kinds: Collection[str]) -> int:
-    """Largest number of calls in a step, over all ranks, of any site of these kinds (values of `Kind`); 1 for none."""
-    most = 0
-    for rank in reader.readers:  # calls may be folded in a whole
-        calls, kind_of = rank.sites.call, rank.sites.kind
-        most = max([most, *(int(calls[at]) for at in np.flatnonzero(calls).tolist() if kind_of[at] in kinds)])
-    return most + 1
 
 
 def losses_of(reader: RankReader, step: int) -> int:
