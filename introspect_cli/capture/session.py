@@ -109,7 +109,7 @@ def summary(capture: Capture, probes: Probes, manifest: dict[str, Any], *, lost:
 
 def run_capture(
     target: Target, options: CaptureOptions, ready: Callable[[Path], None] | None = None
-) -> int | BaseException:
+) -> int | BaseException | None:
     """Run a script or module under capture in this process.
 
     Args:
@@ -128,9 +128,14 @@ def run_capture(
     session = Session(target, options)
     if ready is not None:
         ready(session.path)
-    ending = run(target, started=session.start, ended=session.finish)
-    session.print_last_words()
-    return ending.raised if ending.raised is not None and ending.exit_code else session.reference.status or 0
+
+    def ended(ending: Ending) -> None:
+        """Close the run, and say what there is to say."""
+        session.finish(ending)
+        session.print_last_words()
+
+    ending = run(target, started=session.start, ended=ended)
+    return ending.raised if ending.exit_code else session.status
 
 
 class Session:
@@ -140,6 +145,7 @@ class Session:
         path: the run's directory.
         probes: what watches; None before torch is there.
         words: what there is to say at the end.
+        status: the exit status that a comparison asks for (`--stop`), once the run is over; None where none does.
     """
 
     def __init__(self, target: Target | None, options: CaptureOptions, launch: Launch | None = None) -> None:
@@ -157,6 +163,7 @@ class Session:
         self.path = path = run_directory(target, options.output, launch)
         self.probes: Probes | None = None
         self.words: list[str] = []
+        self.status: int | None = None
         self._unsent: list[str] = []
         store = StoreWriter.create(path, force=options.force, durable=options.durable, launch=launch)
         self._terminal = Terminal(launch, quiet=options.quiet)
@@ -257,8 +264,10 @@ class Session:
             probes = Probes(self._capture, self._note_lost, box)
             listeners = probes.context.clock.listeners
             listeners["on_ending"].append(functools.partial(self._write_documents, probes.context))
-            listeners["on_tick"].append(functools.partial(self._end_step, probes.context))
             probes.install()
+            listeners["on_tick"].append(
+                functools.partial(self._end_step, probes.context)
+            )  # last: it may end the script
             self.probes = probes
 
     def _tell(self, sentence: str) -> None:
@@ -358,6 +367,7 @@ class Session:
         box = probes.context.policy.box if probes is not None else None
         before = len(box.written) if box is not None else 0
         self.words += self.reference.finish(probes.context.recorder if probes is not None else None)
+        self.status = self.reference.status
         if box is not None and len(box.written) > before:  # the comparison has said only now that the runs diverge
             with self._writing(self._end):
                 self._capture.store.write_manifest(self._manifest | {"kept_around": box.written})

@@ -67,23 +67,17 @@ def raised_ending(error: BaseException) -> Ending:
     return Ending(1, "exception", summary(error), frames_of(error), error)
 
 
-def leave(outcome: int | BaseException | None) -> NoReturn:
-    """End the process as the script would have ended it; it never returns.
-
-    Args:
-        outcome: what the script raised, or an exit code as in `Ending`; None ends with 0.
+def leave(exit_code: int | None) -> NoReturn:
+    """End the process with an exit code as in `Ending`, None for 0; it never returns.
 
     Raises:
-        BaseException: what the script raised: the interpreter prints it, and ends by it.
         SystemExit: for an exit code.
         KeyboardInterrupt: for an interrupt, so that the interpreter dies of SIGINT once it has cleaned up.
     """
-    if isinstance(outcome, BaseException):
-        raise outcome
-    if outcome == -signal.SIGINT:
+    if exit_code == -signal.SIGINT:
         sys.excepthook = lambda *_: None  # there is nothing to print
         raise KeyboardInterrupt
-    raise SystemExit(outcome)
+    raise SystemExit(exit_code)
 
 
 def strip_frames(error: BaseException) -> None:
