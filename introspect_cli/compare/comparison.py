@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.measure import Floats, Ids, Mask
     from introspect_cli.compare.names import Rename
     from introspect_cli.compare.result import Resumption
-    from introspect_cli.compare.steps import Gathered
     from introspect_cli.compare.table import Table
     from introspect_cli.records import ModuleInfo
 
@@ -53,17 +52,10 @@ class Comparison(Sides):
 
     # --- what counts
 
-    @cached_property
-    def gathered(self) -> Gathered | None:
-        """What compares gathered values (`Gathered`), if either run's ranks or calls are put together.
-
-        None otherwise.
-        """
-        if not (self.a.is_whole or self.b.is_whole):
-            return None
-        from introspect_cli.compare.steps import Gathered
-
-        return Gathered(self)
+    @property
+    def is_whole(self) -> bool:
+        """Whether ranks or calls of either run are put together."""
+        return self.a.is_whole or self.b.is_whole
 
     @cached_property
     def compared(self) -> Mask:
@@ -74,7 +66,7 @@ class Comparison(Sides):
         """
         alignment = self.alignment
         mask = alignment.mask(frozenset(), ())
-        if self.gathered is not None:
+        if self.is_whole:
             mask = mask & (alignment.kind != kind_code(Kind.RNG))
             if self.splits is not None and self.splits.folded:  # operators are numbered through all calls
                 mask = mask & (alignment.kind != kind_code(Kind.OP_OUTPUT))
@@ -106,7 +98,7 @@ class Comparison(Sides):
         for reader, sites in ((self.a, self.alignment.a), (self.b, self.alignment.b)):
             steps = reader.entries["step"].tolist()
             params = (sites.kind == kind_code(Kind.PARAM)) & (sites.phase == phase_code(Phase.START))
-            updates = params.any() and not (sites.phase == phase_code(Phase.OPTIMIZER)).any() and not self.gathered
+            updates = params.any() and not (sites.phase == phase_code(Phase.OPTIMIZER)).any() and not self.is_whole
             begins = updates and len(steps) > 1 and At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START)
             sides.append(bool(begins))
         return sides[0], sides[1]

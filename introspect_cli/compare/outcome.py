@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.result import Divergence, Resumption
     from introspect_cli.compare.step import Step
-    from introspect_cli.compare.steps import Gathered, Paired
+    from introspect_cli.compare.steps import Paired
     from introspect_cli.compare.table import Table
 
 
@@ -77,7 +77,6 @@ class RankOutcome:
         structure: what differs in structure, and random states; None where no step had to be opened.
         unrecorded: a step in which structure differs and neither run recorded results.
         match: which name of a is which of b.
-        gathered: compares what was gathered from ranks; None where ranks are compared one by one.
         unused_note: the sentence on differences on which nothing rests, of the first step that has any; "" for none.
         results: the kinds of results that agree in every step that was opened; None where none was.
         hidden: the kinds of results of which some are NaN throughout in both runs, until some agree as numbers.
@@ -109,7 +108,6 @@ class RankOutcome:
     structure: Structure | None = None
     unrecorded: int | None = None
     match: Correspondence = field(default_factory=Correspondence)
-    gathered: Gathered | None = None
     unused_note: str = ""
     results: frozenset[Kind] | None = None
     hidden: frozenset[Kind] = frozenset()

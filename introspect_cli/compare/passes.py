@@ -73,6 +73,7 @@ from introspect_cli.compare.result import Restored
 from introspect_cli.compare.resumed import PLACE, repeated_values, with_copied_starts
 from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
+from introspect_cli.compare.steps import are_of_one_dtype, gathered_agree
 from introspect_cli.compare.table import (
     ABSENT,
     DIFFERENT,
@@ -125,11 +126,11 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     readers, columns, steps = (comparison.a, comparison.b), (alignment.a, alignment.b), (step_a, step_b)
     batches, left = [comparison.a.read(step_a), comparison.b.read(step_b)], np.empty(0, np.int64)
     listing = [is_list(one) or by_hand for one, by_hand in zip(comparison.manifests, comparison.by_hand, strict=True)]
-    if listing[0] != listing[1] and comparison.gathered is None:
+    if listing[0] != listing[1] and not comparison.is_whole:
         side, listed = int(listing[0]), int(listing[1])
         before, wanted = At(readers[side], columns[side], steps[side] - 1), alignment.ids[listed][batches[listed].site]
         batches[side], left = with_copied_starts(alignment, side, before, batches[side], wanted)
-    if comparison.gathered is None and len(batches[0]) != len(batches[1]):
+    if not comparison.is_whole and len(batches[0]) != len(batches[1]):
         batches[0], batches[1] = paired_calls((alignment.a, alignment.b), (batches[0], batches[1]))
     table = table_of(alignment, comparison.compared, steps, (batches[0], batches[1]), comparison.layouts)
     in_order = [is_ordered(manifest) for manifest in comparison.manifests]
@@ -352,15 +353,14 @@ _COMPUTED = (
 
 
 def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Pass: mark gathered values WITHIN that agree, and learn the factors they show (`Gathered.compare`).
+    """Pass: mark gathered values WITHIN that agree, and learn the factors they show (`gathered_agree`).
 
     Module values of two dtypes are not marked. Unchanged where no ranks or calls are put together.
     """
-    gathered = comparison.gathered
-    if gathered is None or not len(table.differing):
+    if not comparison.is_whole or not len(table.differing):
         return table, learned
-    agree, learned = gathered.compare(table, relative_tolerance(table, learned, comparison), learned)
-    return table.marked(table.differing[agree & gathered.of_one_dtype(table)], WITHIN), learned
+    agree, learned = gathered_agree(table, relative_tolerance(table, learned, comparison), learned)
+    return table.marked(table.differing[agree & are_of_one_dtype(table)], WITHIN), learned
 
 
 def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
@@ -373,8 +373,8 @@ def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> 
         after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:
         near = _within_tolerance(table, learned, comparison)
-        if comparison.gathered is not None:
-            near &= comparison.gathered.of_one_dtype(table)
+        if comparison.is_whole:
+            near &= are_of_one_dtype(table)
         table = table.marked(table.differing[near], WITHIN)
     if len(table.differing) and comparison.floors:
         rel = table.relative()

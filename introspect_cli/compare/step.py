@@ -59,7 +59,7 @@ class Calls:
     def __init__(self, table: Table, comparison: Comparison) -> None:
         """Keep the table; calls are looked up at the first question."""
         self._table, self._of = table, comparison.of
-        self._is_gathered = comparison.gathered is not None
+        self._is_gathered = comparison.is_whole
 
     def around(self, fqn: str, order: float) -> tuple[str, float, int] | None:
         """(FQN, order of the start, call number) of the innermost call that runs at `order`, of any module but `fqn`.
@@ -134,7 +134,7 @@ class Step:
         self.alignment, self.of_call = table.alignment, table.alignment.of_call
         self.begins, self.learned = begins, learned
         self.sites = [table.alignment.site(site) for site in self.divergences.site.tolist()]
-        self.is_gathered = comparison.gathered is not None
+        self.is_gathered = comparison.is_whole
         self._first: dict[tuple[Phase, Kind], float] = {}
         self._differing: set[tuple[Phase, Kind, str, int]] = set()
         self._inside: dict[str, list[float]] = {}
@@ -511,7 +511,7 @@ def random_at_start(step: Step, _place: Place) -> list[Evidence]:
         drawn = [number for number in step.of(Kind.RNG, FORWARD).tolist() if step.state[number]]
         if step.known(drawn) is Known.EQUAL:
             return []
-    ranks = step.comparison.gathered is not None  # each may have another
+    ranks = step.comparison.is_whole  # each may have another
     return [Evidence(Thing.RANDOM_AT_START, step.known(step.of(Kind.RNG, _START), every=ranks))]
 
 

@@ -629,9 +629,9 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     evaluates = any(phase_code(Phase.EVAL) in of_run.phase for of_run in comparison.sites)
     counted = selected(sites.kind, sites.fqn, options.kinds, options.modules)
     outcomes, masks = [], []
-    for which in (None, False, True) if evaluates and comparison.gathered is None else (None,):
+    for which in (None, False, True) if evaluates and not comparison.is_whole else (None,):
         outcome = RankOutcome(comparison.rank, paired, offset=comparison.offset, evaluation=which)
-        outcome.match, outcome.gathered = comparison.match, comparison.gathered
+        outcome.match = comparison.match
         outcomes.append(outcome)
         masks.append(counted if which is None else counted & (evaluating(sites.phase, sites.fqn) == which))
     outcomes[0].resumption = None if options.narrowed else comparison.resumption
