@@ -143,31 +143,20 @@ class Microbatches:
         return f"{count(self.usual, 'microbatch', 'microbatches')}{of}"
 
 
-def microbatches_of(reader: RankReader, root: str, step: int | None, number: int) -> Microbatches:
+def microbatches_of(reader: RankReader, root: str, number: int, step: int | None) -> Microbatches:
     """How a rank divides the batch of a step, by the calls of module `root`; reads the step.
 
     Args:
         reader: of the rank.
         root: the module, by the run's own name.
-        step: the step; None for none, so that samples are unknown, as they are where any microbatch has none.
         number: forward passes of a step, at most.
+        step: the step; None for none, so that samples are unknown, as they are where any microbatch has none.
     """
-    first = [] if step is None else _microbatches_of_rank(reader, root, step)
+    first = [] if step is None else microbatches(reader, root, step)
     return Microbatches(number, tuple(first) if all(micro.samples for micro in first) else ())
 
 
-def microbatches(reader: Reader, root: str, step: int) -> list[list[Microbatch]]:
-    """Microbatches of a step on each rank; reads the step.
-
-    Args:
-        reader: of all ranks.
-        root: the module whose calls they are, by the run's own name.
-        step: number of the step.
-    """
-    return [_microbatches_of_rank(rank, root, step) for rank in reader.readers]
-
-
-def _microbatches_of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
+def microbatches(reader: RankReader, root: str, step: int) -> list[Microbatch]:
     """One microbatch per forward call of `root`, in order, by the shape of its first input (else output).
 
     Tokens are the rows that are not all zero in the gradient at a module's output, of the first module with one; 0 in
@@ -228,7 +217,7 @@ class Splits:
         folds: of run a, and of run b, how many calls of a name one microbatch makes; of what is to be put together.
         alike: whether each rank of one run has its partner in the other, with the same share of every tensor.
         differ: whether they cut the same batch into other microbatches, as far as that is on record.
-        root: the outermost module that both call, as b calls it; "" where none is on record.
+        roots: the outermost module that both call, as a and as b calls it; "" where none is on record.
         match: which name of a is which of b, where that was looked for.
     """
 
@@ -237,20 +226,13 @@ class Splits:
     folds: tuple[Calls, Calls]
     alike: bool
     differ: bool = False
-    root: str = ""
+    roots: tuple[str, str] = ("", "")
     match: Correspondence | None = None
 
     @property
     def assumed(self) -> bool:
         """Whether the samples of either run are not on record, so that numbers of losses decide."""
         return not (self.a.sizes and self.b.sizes)
-
-    @property
-    def words(self) -> tuple[str, str]:
-        """How a, and how b, takes a batch, in words; without sizes where a sample of one has more elements."""
-        sized = sum(self.a.sizes) * self.b.elements == sum(self.b.sizes) * self.a.elements
-        one, two = (cut.words if sized else count(cut.number, "microbatch", "microbatches") for cut in (self.a, self.b))
-        return one, two
 
     @property
     def folded(self) -> bool:
@@ -336,9 +318,9 @@ def _splits_of(a: Run, b: Run, match: Correspondence | None) -> Splits:
     of_a = {(key[0], one.its_name(key[1])): fold for key, fold in _folds(one, two, *numbers).items()}
     folds = of_a, _folds(two, one, *numbers[::-1])
     step = min({*first_a.entries["step"].tolist()} & {*first_b.entries["step"].tolist()}, default=None)
-    root_a = one.its_name(root)
-    took = (microbatches_of(first_a, root_a, step, numbers[0]), microbatches_of(first_b, root, step, numbers[1]))
-    splits = Splits(*took, folds, alike, root=root, match=match)
+    roots = one.its_name(root), root
+    cut_a, cut_b = (microbatches_of(*each, step) for each in zip((first_a, first_b), roots, numbers, strict=True))
+    splits = Splits(cut_a, cut_b, folds, alike, roots=roots, match=match)
     return replace(splits, differ=step is not None and _cut_differently((first_a, first_b), splits, step))
 
 
@@ -484,7 +466,9 @@ def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     if splits.differ:
         differ = f"{'By the number of losses, the' if splits.assumed else 'The'} batch of a step is cut differently"
         one = a.world_size == b.world_size == 1
-        sizes = [cut if one else f"{size}, {cut}" for size, cut in zip(sizes, splits.words, strict=True)]
+        sizes = [
+            cut if one else f"{size}, {cut}" for size, cut in zip(sizes, (splits.a.words, splits.b.words), strict=True)
+        ]
     coarse = f"; those in {' or '.join(sorted(_COARSE))}, and what comes of them, by {options.rtol:g}"
     coarse = coarse if options.rtol_fine else ""
     fine = options.rtol_fine or options.rtol

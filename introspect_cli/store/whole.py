@@ -27,8 +27,9 @@ why.
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from hashlib import blake2b
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -172,6 +173,11 @@ class Plan:
         partless: bool (groups,), without parts.
         cut: bool (groups,), in which any rank has a part.
         owner: for each of `rows`, the position in `rows` of the first rank with the same part.
+        copies: positions in `rows` of records whose part, or whole, an earlier row of the group has too.
+        site: uint32, the site of each group.
+        members: int64 (groups,), number of records in each group.
+        ranks: int64 (groups,), number of ranks with a record in each group.
+        calls: int64 (groups,), the largest number of records (calls) that one rank has in each group.
         misfits: groups whose parts leave some of the whole out or overlap, with the reason; None where it could not be
             worked out where the parts lie.
     """
@@ -223,38 +229,13 @@ class Plan:
         self.lost, first = np.unique(group[blind], return_index=True)
         self.lost_rows = rows[blind][first]
         self.partless[self.lost] = False
-
-    @cached_property
-    def copies(self) -> Array:
-        """Positions in `rows` of records whose part, or whole, an earlier row of the group has too."""
-        return np.flatnonzero(self.owner != np.arange(len(self.rows)))
-
-    @cached_property
-    def _of_rank(self) -> Array:
-        """Positions in `rows` where the records of one rank in one group begin."""
-        return np.flatnonzero(_is_new_value(self.rank, self.group))
-
-    @cached_property
-    def ranks(self) -> Array:
-        """int64 (groups,), number of ranks with a record in each group."""
-        return np.bincount(self.group[self._of_rank], minlength=len(self.starts))
-
-    @cached_property
-    def members(self) -> Array:
-        """int64 (groups,), number of records in each group."""
-        return np.bincount(self.group, minlength=len(self.starts))
-
-    @cached_property
-    def calls(self) -> Array:
-        """int64 (groups,), the largest number of records (calls) that one rank has in each group."""
-        most = np.zeros(len(self.starts), np.int64)
-        np.maximum.at(most, self.group[self._of_rank], np.diff(self._of_rank, append=len(self.rows)))
-        return most
-
-    @cached_property
-    def site(self) -> Array:
-        """uint32, the site of each group."""
-        return np.asarray(self.basis.site[self.rows[self.starts]], np.uint32)
+        self.copies = np.flatnonzero(owner != np.arange(len(rows)))
+        of_rank = np.flatnonzero(_is_new_value(self.rank, group))  # where the records of one rank in one group begin
+        self.site = np.asarray(basis.site[rows[starts]], np.uint32)
+        self.members = np.bincount(group, minlength=len(starts))
+        self.ranks = np.bincount(group[of_rank], minlength=len(starts))
+        self.calls = np.zeros(len(starts), np.int64)
+        np.maximum.at(self.calls, group[of_rank], np.diff(of_rank, append=len(rows)))
 
 
 def starts_of(values: Array) -> Array:
@@ -415,9 +396,7 @@ class CombinedStep:
         """
         plan, lacking = self.plan, self.reader.lacking
         self.row[plan.lost] = plan.lost_rows
-        self.out.layout[plan.lost] = [
-            self.reader.whole_number(number) for number in plan.basis.layout[plan.lost_rows].tolist()
-        ]
+        self.out.layout[plan.lost] = self.reader.whole_numbers[plan.basis.layout[plan.lost_rows]]
         self._set(plan.lost, [self.block.text[row] for row in plan.lost_rows.tolist()])
         self._set(plan.mixed, "some ranks hold parts of it and others what has no known place")
         partless = self._add_parts() | plan.partless
@@ -475,10 +454,9 @@ class CombinedStep:
         """
         every = self._members(groups)
         group, sums, rank = self.plan.group[every.at], self.checksums[every.at], self.plan.rank[every.at]
-        order = np.lexsort((np.arange(len(group)), rank, sums, group))
-        first = _is_new_value(group[order], sums[order], rank[order])  # of its group, checksum and rank
-        starts = np.flatnonzero(first)
-        time = np.arange(len(group)) - np.repeat(starts, np.diff(starts, append=len(group)))
+        order, place = np.lexsort((rank, sums, group)), np.arange(len(group))
+        new = _is_new_value(group[order], sums[order], rank[order])
+        time = place - np.maximum.accumulate(np.where(new, place, 0))  # how often the rank had it before
         again = np.lexsort((rank[order], time, sums[order], group[order]))
         order, time = order[again], time[again]
         counting = np.zeros(len(self.plan.rows), np.bool_)
@@ -773,11 +751,8 @@ class WholeReader(Reader):
     @cached_property
     def common_steps(self) -> NDArray[np.int64]:
         """int64, the numbers of the steps that every rank has, rising."""
-        common = self.readers[0].entries["step"]
-        for reader in self.readers[1:]:
-            if not np.array_equal(common, reader.entries["step"]):
-                common = np.intersect1d(common, reader.entries["step"])
-        return np.asarray(common, np.int64)
+        steps = {reader.entries["step"].tobytes(): reader.entries["step"] for reader in self.readers}
+        return np.asarray(reduce(np.intersect1d, steps.values()), np.int64)
 
     @cached_property
     def entries(self) -> Entries:  # type: ignore[override]  # mypy takes it for a property that cannot be set
@@ -802,10 +777,7 @@ class WholeReader(Reader):
     @cached_property
     def labels(self) -> dict[int, Labels]:
         """Labels by step, of each step all from the first rank that has some."""
-        labels: dict[int, Labels] = {}
-        for reader in reversed(self.readers):
-            labels |= reader.labels
-        return labels
+        return dict(ChainMap(*(reader.labels for reader in self.readers)))
 
     # --- names
 
@@ -818,22 +790,16 @@ class WholeReader(Reader):
         """
         seen: dict[tuple[str, Part | None], tuple[int, object]] = {}
         roots = set()
-        for reader in self.readers:
-            stages = self.stages.get(reader.rank)
-            if stages is None or not len(reader):
-                continue
-            sites, batch = reader.sites, reader.read_row(0)
-            for site, layout, checksum in zip(
-                np.asarray(batch.site).tolist(), np.asarray(batch.layout).tolist(), batch.checksum.tolist(), strict=True
-            ):
-                if sites.kind[site] != Kind.PARAM.value or sites.phase[site] != Phase.START.value:
-                    continue
-                recorded, fqn = reader.layouts[layout], sites.fqn[site]
-                stage, name = stages.stage(fqn.partition(".")[0]), stages.name(fqn)
-                mark = recorded.shape, recorded.dtype, checksum
-                other = seen.setdefault((name, recorded.part), (stage, mark))
-                if other[0] != stage and other[1] != mark:
-                    roots.add(name.partition(".")[0])
+        for reader in (reader for reader in self.readers if len(reader) and reader.rank in self.stages):
+            stages = self.stages[reader.rank]
+            for record in reader.records(int(reader.entries["step"][0])):
+                site, summary = record.site, record.summary
+                if site.kind is Kind.PARAM and site.phase is Phase.START:
+                    stage, name = stages.stage(site.fqn.partition(".")[0]), stages.name(site.fqn)
+                    mark = summary.layout.shape, summary.layout.dtype, summary.checksum
+                    other = seen.setdefault((name, summary.layout.part), (stage, mark))
+                    if other[0] != stage and other[1] != mark:
+                        roots.add(name.partition(".")[0])
         return frozenset(roots)
 
     @cached_property
@@ -900,9 +866,8 @@ class WholeReader(Reader):
     @cached_property
     def buffers_at_first(self) -> Array:
         """Bool (sites,), True for the value of a buffer at the start of a run (START, call 0)."""
-        begins = zip(self.sites.kind, self.sites.phase, self.sites.call.tolist(), strict=True)
-        first = Kind.BUFFER.value, Phase.START.value, 0
-        return np.array([site == first for site in begins], np.bool_)
+        starts = np.array([phase == Phase.START.value for phase in self.sites.phase], np.bool_)
+        return np.asarray(starts & (self.kinds == KIND_CODES[Kind.BUFFER]) & (self.sites.call == 0))
 
     @cached_property
     def value_of(self) -> Array:
@@ -945,12 +910,10 @@ class WholeReader(Reader):
             self.layouts.append(layout)
         return number
 
-    def whole_number(self, part: int) -> int:
-        """The number of the whole tensor's layout, given the number of a part's among `tables.layouts`.
-
-        A layout that is new gets the next number.
-        """
-        return self.layout_number(whole_layout(self.tables.layouts[part]))
+    @cached_property
+    def whole_numbers(self) -> Array:
+        """uint32, for each of `tables.layouts` the number of the whole tensor's."""
+        return np.array([self.layout_number(whole_layout(layout)) for layout in self.tables.layouts], np.uint32)
 
     def batched_number(self, numbers: Array) -> int:
         """The number of the layout of tensors concatenated along dimension 0.
@@ -1016,9 +979,7 @@ class WholeReader(Reader):
         """The plan of a step, and the layout of each group's whole; those of the step before, if its rows are equal."""
         if self._last_plan is None or not all(map(np.array_equal, self._last_plan[0].basis, rows)):
             plan = Plan(rows, self.tables, self.kinds)
-            different, which = np.unique(rows.layout[plan.rows[plan.starts]], return_inverse=True)
-            wholes = np.array([self.whole_number(number) for number in different.tolist()], np.uint32)
-            self._last_plan = plan, wholes[which.reshape(-1)]
+            self._last_plan = plan, self.whole_numbers[rows.layout[plan.rows[plan.starts]]]
         return self._last_plan
 
     @cached_property

@@ -45,14 +45,10 @@ def cuts_of(step: Step) -> list[tuple[list[Microbatch], int]]:
     """
     comparison, splits, table, cuts = step.comparison, step.comparison.splits, step.table, []
     assert splits is not None
-    change = comparison.rename or str
-    root = next((name for name in dict.fromkeys(comparison.a.sites.fqn) if change(name) == splits.root), splits.root)
-    for reader, name, number, rule in (
-        (comparison.a, root, table.step, splits.a),
-        (comparison.b, splits.root, table.step_b, splits.b),
-    ):
-        of_ranks = microbatches(reader, name, number)
-        cuts.append(([*chain.from_iterable(of_ranks)], len(of_ranks[0]) or rule.usual))
+    readers, steps, usual = (comparison.a, comparison.b), (table.step, table.step_b), (splits.a.usual, splits.b.usual)
+    for reader, root, at, number in zip(readers, splits.roots, steps, usual, strict=True):
+        of_ranks = [microbatches(rank, root, at) for rank in reader.readers]
+        cuts.append(([*chain.from_iterable(of_ranks)], len(of_ranks[0]) or number))
     return cuts
 
 
@@ -70,7 +66,7 @@ def find_split_effect(at: View) -> Iterator[Finding]:
     if finding is not None:
         yield finding
     if splits is not None and splits.differ:
-        yield found("split", a=splits.words[0], b=splits.words[1])
+        yield found("split", a=splits.a.words, b=splits.b.words)
 
 
 def split_finding(step: Step, position: int) -> Finding | None:
