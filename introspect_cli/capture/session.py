@@ -21,7 +21,7 @@ from introspect_cli.capture.guard import Guard
 from introspect_cli.capture.interpreter import Interpreter
 from introspect_cli.capture.manifest import Documents, closing, opening, without_others
 from introspect_cli.capture.ranks.launchers import find_launch, run_directory
-from introspect_cli.capture.start import Start, numpy_state, prepare_torch, python_state
+from introspect_cli.capture.start import Start, prepare_torch
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED
 from introspect_cli.script.run import run
@@ -189,28 +189,16 @@ class Session:
         self._publishers = Publishers(path, options.publish, guard, self.rank if launch is not None else None)
         self.reference = Reference(capture, guard.around("comparing", "the comparison is"))
 
-    def start(self) -> None:
+    def start(self, began: dict[str, bytes | None] | None = None) -> None:
         """Keep the script's text, and install the watchers of signals, files and imports, before its first line.
 
-        The probes follow inside the script's `import torch`.
-        """
-        self._documents.begin()
-        self._begin()
-        self._install(self._start)
-
-    def join(self, began: dict[str, bytes | None]) -> None:
-        """Install all in a followed process that has just imported torch.
+        The probes follow inside the script's `import torch`; at once where torch is there already.
 
         Args:
-            began: bytes of the states of python's and numpy's generators when the process began, by library.
+            began: in a followed process that has just imported torch, the bytes of the states of python's and numpy's
+                generators when the process began, by library.
         """
-        self._followed = True
-        self._capture.began.update(began)
-        self._begin()
-        self._torch_imported()
-
-    def _begin(self) -> None:
-        """Install the watchers of signals and files, and have this session switched off in every forked child."""
+        self._documents.begin()
         reference = weakref.ref(self)
 
         def in_child() -> None:
@@ -222,16 +210,17 @@ class Session:
         if self._documents.files is not None:
             with self._guard.around("files", "files that the script reads are"):
                 self._install(self._documents.files)
+        self._followed = began is not None
+        if began is None:
+            self._install(self._start)
+        else:
+            self._capture.began.update(began)
+            self._torch_imported()
 
     def _install(self, thing: ReadFiles | Start) -> None:
         """Install something now, and have it removed at the end, the last installed first."""
         self._installed.callback(thing.remove)
         thing.install()
-
-    def attach(self) -> None:
-        """Note the generators' states and install the probes, in a process that has torch already (notebooks)."""
-        self._capture.began.update(python=python_state(), numpy=numpy_state())
-        self._torch_imported()
 
     def adopt(self, model: Any) -> None:
         """Name a model that exists already, None for none; if any optimizer is alive, its steps are to end steps.

@@ -22,7 +22,7 @@ def captured(path, work, **options):
         chosen = replace(chosen, record=chosen.record | {Kind.OP_OUTPUT})
     session = Session(None, chosen)
     try:
-        session.attach()
+        session.start()
         work()
     finally:
         session.finish(Ending(0, "returned"))

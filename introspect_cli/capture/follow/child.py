@@ -88,7 +88,7 @@ class Follower:
                 self._drop_order()
             self._session = session = self._open_session()
             forget_spawned()
-            session.join(self._start.states)
+            session.start(self._start.states)
             self._hook_end()
             self._leave_note("recording", run=str(session.path))
         except Exception as error:
