@@ -24,6 +24,7 @@ from introspect_cli.capture.ranks.launchers import find_launch, run_directory
 from introspect_cli.capture.start import Start, prepare_torch
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED
+from introspect_cli.script.ending import tell
 from introspect_cli.script.run import run
 from introspect_cli.script.target import Target, check
 from introspect_cli.store.files import CHILDREN
@@ -42,28 +43,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.read_files import ReadFiles
     from introspect_cli.script.ending import Ending
     from introspect_cli.store.run_writer import Launch
-
-
-class Terminal:
-    """Writes sentences to stderr."""
-
-    def __init__(self, launch: Launch | None, *, quiet: bool) -> None:
-        """Open nothing; `say` writes later, and never if `quiet`.
-
-        `launch` gives the rank that each sentence begins with.
-        """
-        self._quiet = quiet
-        self._who = f"introspect, rank {launch.rank}" if launch is not None else "introspect"
-
-    def say(self, sentence: str) -> None:
-        """Write `introspect[, rank N]: sentence` to stderr at once, nothing if `quiet`.
-
-        A stderr that is closed is ignored.
-        """
-        if not self._quiet:
-            with contextlib.suppress(AttributeError, OSError, ValueError, UnicodeError):
-                sys.stderr.write(f"{self._who}: {sentence}\n")
-                sys.stderr.flush()
 
 
 def nothing_recorded(path: Path, *, installed: bool) -> str:
@@ -166,8 +145,9 @@ class Session:
         self.status: int | None = None
         self._unsent: list[str] = []
         store = StoreWriter.create(path, force=options.force, durable=options.durable, launch=launch)
-        self._terminal = Terminal(launch, quiet=options.quiet)
-        self._guard = guard = Guard(self._terminal.say)
+        who = f"introspect, rank {launch.rank}" if launch is not None else "introspect"
+        self._say: Callable[[str], None] = functools.partial(tell, who=None if options.quiet else who)
+        self._guard = guard = Guard(self._say)
         self._settings = guard.around("settings", "settings are")
         self._end = guard.around("session", "the end of the run is")
         self._interpreter = Interpreter(guard)
@@ -264,7 +244,7 @@ class Session:
         if self._closed:
             self.words.append(sentence)
         else:
-            self._terminal.say(sentence)
+            self._say(sentence)
 
     def _write_documents(self, context: Context) -> None:
         """Write changed documents before a step is written, all before the first: whoever reads it has them."""
@@ -282,13 +262,13 @@ class Session:
             SystemExit: because of `--stop`, `--until-nan` or `--until-step`; with 1 for `--stop` on rank 0 of a process
                 that was not followed, else with 0.
         """
-        if self.reference.poll(context.recorder, self._terminal.say):
+        if self.reference.poll(context.recorder, self._say):
             self._manifest["stopped"] = True
             # A launcher takes the first rank that fails for a crash and kills the others: one of them says it, as the
             # last, or whoever has started the launcher.
             raise SystemExit(0 if self.rank or self._followed else DIVERGED)
         if context.policy.nan_at is not None:
-            self._terminal.say(f"step {context.policy.nan_at} made a NaN; the script is ended (--until-nan)")
+            self._say(f"step {context.policy.nan_at} made a NaN; the script is ended (--until-nan)")
             raise SystemExit(0)
         if (last := self._capture.options.until_step) is not None and context.recorder.step > last:
             # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
@@ -366,7 +346,7 @@ class Session:
         """Print `words` and empty them; on ranks above 0 only where the store was lost, else what was not published."""
         # Of many ranks, one says where the run is, and each what it could not send.
         for sentence in self.words if not self.rank or self._store_lost else self._unsent:
-            self._terminal.say(sentence)
+            self._say(sentence)
         self.words = []
 
     def stop_in_child(self) -> None:

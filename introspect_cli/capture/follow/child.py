@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.follow.orders import Note
-from introspect_cli.capture.processes import VARIABLE, Process, Role, described
+from introspect_cli.script.processes import VARIABLE, Process, Role, described
 
 if TYPE_CHECKING:
     from collections.abc import Callable
