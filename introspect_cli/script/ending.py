@@ -62,6 +62,14 @@ def frames_of(error: BaseException) -> tuple[tuple[str, int, str], ...]:
     return tuple(frames)
 
 
+def tell(sentence: str, who: str | None = "introspect") -> None:
+    """Write `who: sentence` to stderr at once, nothing where nobody says it; a stderr that is closed is ignored."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        if who is not None:
+            sys.stderr.write(f"{who}: {sentence}\n")
+            sys.stderr.flush()
+
+
 def raised_ending(error: BaseException) -> Ending:
     """The ending by an uncaught exception: exit code 1."""
     return Ending(1, "exception", summary(error), frames_of(error), error)

@@ -26,6 +26,7 @@ from introspect_cli.script.ending import (
     strip_frames,
     strip_thread_tracebacks,
     summary,
+    tell,
 )
 from introspect_cli.script.target import fresh_main, is_container, load, prepare
 
@@ -93,7 +94,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
         except BaseException as error:  # noqa: PERF203 - of a signal's handler, or ours
             if again:
                 raised = of_script
-                _tell(error)
+                tell(_failed(error))
             # somebody wants an end while we finish; of a timeout, say, the script had ended in time
             elif isinstance(error, (KeyboardInterrupt, SystemExit)) and isinstance(raised, SystemExit | None):
                 raised = error
@@ -135,13 +136,12 @@ def _call_guarded(callback: Callable[[], None]) -> None:
     try:
         callback()
     except BaseException as error:  # the script must not pay for our mistakes
-        _tell(error)
+        tell(_failed(error))
 
 
-def _tell(error: BaseException) -> None:
-    """Print on stderr that a callback has failed."""
-    with contextlib.suppress(BaseException):
-        print(f"introspect: {summary(error)}; the script goes on unrecorded", file=sys.stderr)  # noqa: T201 - see above
+def _failed(error: BaseException) -> str:
+    """Sentence on a callback that has failed."""
+    return f"{summary(error)}; the script goes on unrecorded"
 
 
 def _flush_streams() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.follow.orders import Note
-from introspect_cli.capture.processes import VARIABLE, Process, Role, described
+from introspect_cli.script.processes import VARIABLE, Process, Role, described
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,7 @@ class Follower:
                 self._drop_order()
             self._session = session = self._open_session()
             forget_spawned()
-            session.join(self._start.states)
+            session.start(self._start.states)
             self._hook_end()
             self._leave_note("recording", run=str(session.path))
         except Exception as error:
