@@ -137,8 +137,8 @@ class Microbatches:
     def words(self) -> str:
         """In words: `4 microbatches of 2 samples`, `8 samples at once`, `2 microbatches of 3, 1 samples`."""
         sizes = self.sizes if len({*self.sizes}) > 1 else self.sizes[:1]
-        if sizes and self.usual == 1:
-            return f"{count(sizes[0], 'sample')} at once"
+        if self.usual == 1:
+            return f"{count(sizes[0], 'sample') if sizes else 'all samples'} at once"
         of = f" of {', '.join(map(str, sizes))} sample{'s' * (sizes != (1,))}" if sizes else ""
         return f"{count(self.usual, 'microbatch', 'microbatches')}{of}"
 
@@ -233,6 +233,13 @@ class Splits:
     def assumed(self) -> bool:
         """Whether the samples of either run are not on record, so that numbers of losses decide."""
         return not (self.a.sizes and self.b.sizes)
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """How a, and how b, takes a batch, in words; without sizes where a sample of one has more elements."""
+        sized = sum(self.a.sizes) * self.b.elements == sum(self.b.sizes) * self.a.elements
+        one, two = (cut.words if sized else count(cut.number, "microbatch", "microbatches") for cut in (self.a, self.b))
+        return one, two
 
     @property
     def folded(self) -> bool:
@@ -466,9 +473,7 @@ def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     if splits.differ:
         differ = f"{'By the number of losses, the' if splits.assumed else 'The'} batch of a step is cut differently"
         one = a.world_size == b.world_size == 1
-        sizes = [
-            cut if one else f"{size}, {cut}" for size, cut in zip(sizes, (splits.a.words, splits.b.words), strict=True)
-        ]
+        sizes = [cut if one else f"{size}, {cut}" for size, cut in zip(sizes, splits.words, strict=True)]
     coarse = f"; those in {' or '.join(sorted(_COARSE))}, and what comes of them, by {options.rtol:g}"
     coarse = coarse if options.rtol_fine else ""
     fine = options.rtol_fine or options.rtol

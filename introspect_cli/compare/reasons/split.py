@@ -66,7 +66,7 @@ def find_split_effect(at: View) -> Iterator[Finding]:
     if finding is not None:
         yield finding
     if splits is not None and splits.differ:
-        yield found("split", a=splits.a.words, b=splits.b.words)
+        yield found("split", a=splits.words[0], b=splits.words[1])
 
 
 def split_finding(step: Step, position: int) -> Finding | None:
