@@ -37,6 +37,8 @@ def variant(dtype: str, *, aligned: bool = True, **wanted: bool) -> Variant:
 
 VARIANTS: dict[str, Variant | Transposing] = {
     "all three, float32": variant("float32"),
+    "lean, float32": variant("float32", lean=True),
+    "lean, bfloat16": variant("bfloat16", lean=True),
     "checksum, float32": variant("float32", stats=False, sketch=False),
     "checksum, float32, unaligned": variant("float32", stats=False, sketch=False, aligned=False),
     "checksum and statistics, float32": variant("float32", sketch=False),
@@ -47,8 +49,8 @@ VARIANTS: dict[str, Variant | Transposing] = {
     "all three, bool": variant("bool"),
     "all three, int64": variant("int64"),
     "all three, float64": variant("float64"),
-    "a table of float32": variant("float32", many=True),
-    "a table of bfloat16": variant("bfloat16", many=True),
+    "a table of float32": variant("float32")._replace(many=True),
+    "a table of bfloat16": variant("bfloat16")._replace(many=True),
     "matrices of bfloat16": Transposing(2, aligned=True),
     "matrices of bfloat16, unaligned": Transposing(2, aligned=False),
 }

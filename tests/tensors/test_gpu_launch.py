@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 from kernel_values import expected_row
+from made_gpu import made_gpu
+from summaries import taken
 
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import engine as engines
 from introspect_cli.tensors.gpu.engine import DeviceEngine, DeviceRows, Item
+from introspect_cli.tensors.summarizer import Summarizer
 
 pytestmark = pytest.mark.gpu
 
@@ -120,6 +123,36 @@ def test_nothing_is_copied_or_waited_for_while_a_graph_is_captured():
     cuda.capturing = False
     assert pending.is_ready()
     assert ("wait", 99, 1) in cuda.log
+
+
+def test_what_comes_again_in_a_lean_step_is_not_read_again():
+    with made_gpu() as launches:
+        summarizer = Summarizer()
+
+        def slot(x, *, lean=True):
+            return summarizer.add(x, lean=lean), len(launches.read)
+
+        x = torch.randn(64, 48)
+        assert [slot(x), slot(x), slot(x.view(64, 48)), slot(x.detach())] == [(0, 1)] * 4
+        assert slot(x[:32]) == slot(x[:32]) == (1, 2), "another layout"
+        x += 1
+        assert slot(x) == (2, 3), "written to"
+        assert slot(x, lean=False) == (3, 4), "whoever wants all of it does not get a lean row"
+        assert slot(x, lean=False) == (4, 6), "in full the checksum is computed anew, and says what the rest is"
+        assert summarizer.add_all([x, torch.ones(3), x], lean=True) == [2, 5, 2]
+        with torch.inference_mode():
+            y = torch.ones(9)
+            assert slot(y)[0] < slot(y)[0], "torch counts no writes"
+        taken(summarizer)
+        assert slot(x)[0] == 0, "in the next step, it is"
+
+
+def test_a_storage_that_is_freed_leaves_its_slot_to_no_other():
+    with made_gpu():
+        summarizer = Summarizer()
+        slots = [summarizer.add(torch.full((1 << 18,), float(i)), lean=True) for i in range(20)]
+        assert slots == list(range(20))
+        assert taken(summarizer).floats["max"].tolist() == list(range(20))
 
 
 def test_kernels_that_compute_something_else_are_not_used(monkeypatch):

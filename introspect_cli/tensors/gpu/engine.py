@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial, reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -30,6 +32,8 @@ from introspect_cli.tensors.views import cut, in_memory, unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
+
+    from torch.multiprocessing.reductions import StorageWeakRef
 
     from introspect_cli.tensors.gpu.launch import Launcher
     from introspect_cli.tensors.rows import Rows
@@ -138,6 +142,8 @@ class DeviceRows:
         self.slots: list[int] = []
         self.seen: dict[Hashable, int] = {}
         """Addresses of this step's rows, by what they are of."""
+        self.slots_of: dict[Hashable, tuple[int, StorageWeakRef]] = {}
+        """Slots of this step's lean rows, by what they are of, with what keeps that the only one of its name."""
 
     def new_row(self, slot: int) -> int:
         """Append a row for `slot`, to be written on the current stream, and return its address on the device."""
@@ -184,6 +190,7 @@ class DeviceRows:
         self._blocks, self.slots = [], []
         self._streams.clear()
         self.seen.clear()
+        self.slots_of.clear()
         pending.send()
         return pending
 
@@ -244,8 +251,8 @@ class Prepared:
         element: its type.
         count: elements.
         reach: bytes from the first element to behind the last one in memory.
-        aligned: the kernel where all begins at multiples of 16; None where the number of elements is not one.
-        unaligned: the kernel otherwise.
+        kernels: for all that is wanted and lean, of each the kernel where something is not a multiple of 16, and where
+            address, index and number of elements are.
         lookup: address of the values of all bytes, or of anything.
         matrices: see `launch.matrices`; None for contiguous elements, too.
         interned: the number its owner gave to the layout; -1 before.
@@ -254,8 +261,7 @@ class Prepared:
     element: Element
     count: int
     reach: int
-    aligned: Variant | None
-    unaligned: Variant
+    kernels: tuple[tuple[Variant, Variant], ...]
     lookup: int
     matrices: tuple[int, int, int] | None
     interned: int = -1
@@ -263,6 +269,10 @@ class Prepared:
     def __post_init__(self) -> None:
         """Set `programs`: how many programs share a whole tensor of this layout."""
         self.programs = self.element.programs(self.count, 0)
+
+    def kernel(self, places: int, *, lean: bool) -> Variant:
+        """The kernel for elements at a place: `places` is the address, or'ed with the index of the first one."""
+        return self.kernels[lean][not (places | self.count) % ALIGNMENT]
 
 
 @dataclass
@@ -384,12 +394,11 @@ class DeviceEngine:
                 every = torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float32)
                 self._lookups[dtype] = every.to(self.device)
             lookup = self._lookups[dtype].data_ptr()
-        wanted = {"stats": self.stats, "sketch": self.sketch}
-        aligned = None if count % ALIGNMENT else element.variant(aligned=True, **wanted)
-        unaligned = element.variant(aligned=False, **wanted)
+        of = partial(element.variant, stats=self.stats, sketch=self.sketch)
+        kernels = tuple((of(aligned=False, lean=lean), of(aligned=True, lean=lean)) for lean in (False, True))
         reach = (1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))) * element.size
         lie_so = None if tensor.is_contiguous() else matrices(shape, strides)
-        return Prepared(element, count, reach, aligned, unaligned, lookup, lie_so)
+        return Prepared(element, count, reach, kernels, lookup, lie_so)
 
     def _contiguous_parts(self, tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """Contiguous copies of a tensor's parts, at most `LARGEST_COPY` bytes each; a contiguous tensor as it is.
@@ -427,7 +436,7 @@ class DeviceEngine:
         self.launch(kernel, programs, self.stream(self._index), (0, *addresses, rows, columns))
         return copy
 
-    def add(self, slot: int, tensor: torch.Tensor, token: tuple[int, ...] | None = None, **wanted: bool) -> bool:
+    def add(self, slot: int, tensor: torch.Tensor, token: Hashable = None, **wanted: bool) -> bool:
         """Summarise a tensor of any strides on the current stream; does not wait for it.
 
         A tensor that is launched in several parts gets a row for each, a complex one also one for its checksum and
@@ -460,7 +469,9 @@ class DeviceEngine:
         prepared: Prepared,
         address: int,
         first: int = 0,
-        token: tuple[int, ...] | None = None,
+        token: Hashable = None,
+        *,
+        lean: bool = False,
         **wanted: bool,
     ) -> None:
         """Summarise contiguous elements into a new row for a slot, on the current stream; does not wait for it.
@@ -472,10 +483,11 @@ class DeviceEngine:
             first: its index in the whole tensor.
             token: what stays the same as long as nothing is known to have written to the tensor; None for none. If
                 elements were summarised with the same token, stream and `first` earlier in the step, only the checksum
-                is computed, and the rest only where that differs from the earlier one.
+                is computed, and the rest only where that differs from the earlier one. Nothing to a lean summary.
+            lean: whether to leave out what costs most.
             wanted: fields of the kernel's variant that are to differ from the prepared ones, by name.
         """
-        variant = prepared.unaligned if (address | first) % ALIGNMENT else prepared.aligned or prepared.unaligned
+        variant = prepared.kernel(address | first, lean=lean)
         if wanted:
             variant = variant._replace(**wanted)
         programs = prepared.element.programs(prepared.count, first) if first else prepared.programs
@@ -484,8 +496,8 @@ class DeviceEngine:
         self.rows.note_stream(handle)
         row = self.rows.new_row(slot)
         known = row
-        if token is not None and (variant.stats or variant.sketch):
-            known = self.rows.seen.setdefault((handle, first, *token), row)
+        if token is not None and not lean and (variant.stats or variant.sketch):
+            known = self.rows.seen.setdefault((handle, first, token), row)
         arguments = (
             *(0, 0, 0, address, prepared.count, first, row, known),
             *(lane.scratch.data_ptr(), lane.counters.data_ptr(), self._factors, self._shifts),
@@ -495,7 +507,7 @@ class DeviceEngine:
             self.launch(variant._replace(stats=False, sketch=False), programs, handle, arguments)
         self.launch(variant, programs, handle, arguments)
 
-    def launch_tables(self, entries: Sequence[tuple[int, Sequence[Item]]]) -> None:
+    def launch_tables(self, entries: Sequence[tuple[int, Sequence[Item]]], *, lean: bool = False) -> None:
         """Summarise tensors into new rows, those with the same kernel in one launch; does not wait for it.
 
         Tensors that need more than `TABLE_PROGRAMS` programs together go in several launches.
@@ -503,6 +515,7 @@ class DeviceEngine:
         Args:
             entries: of each tensor the slot of its row, and the contiguous runs that it consists of, at least one; one
                 tensor must not need more than `TABLE_PROGRAMS` programs.
+            lean: whether to leave out what costs most.
         """
         tables: dict[tuple[Variant, int], list[_Entry]] = {}
         used: Counter[tuple[Variant, int]] = Counter()
@@ -510,9 +523,8 @@ class DeviceEngine:
         self.rows.note_stream(handle)
         for slot, runs in entries:
             first = runs[0].prepared
-            aligned = all(item.prepared.aligned and not (item.address | item.first) % ALIGNMENT for item in runs)
-            variant = first.aligned if aligned and first.aligned is not None else first.unaligned
-            key = (variant._replace(many=True), first.lookup)
+            places = reduce(or_, (item.address | item.first | item.prepared.count for item in runs))
+            key = (first.kernel(places, lean=lean)._replace(many=True), first.lookup)
             programs = sum(item.programs for item in runs)
             if used[key] + programs > TABLE_PROGRAMS and used[key]:
                 self._launch_table(*key, handle, tables.pop(key))
@@ -532,15 +544,15 @@ class DeviceEngine:
             entries: the tensors, at least one.
         """
         items: list[tuple[int, ...]] = []
-        owners: list[int] = []
-        blocks = 0
+        begun = blocks = 0
         for row, runs, alike in entries:
-            together = len(owners)
+            together = begun
             for item in runs:
-                prepared, begun, programs = item.prepared, len(owners), item.programs
+                prepared, programs = item.prepared, item.programs
                 blocks = max(blocks, prepared.element.blocks(prepared.count, item.first))
-                owners += [len(items)] * programs
                 items.append((item.address, prepared.count, item.first, row, begun, programs, together, alike))
+                begun += programs
+        owners = np.repeat(np.arange(len(items), dtype=np.int32), [item[5] for item in items])
         words = len(items) * ITEM_WORDS
         size = 8 * words + 4 * len(owners)
         table = self._free_table(size)

@@ -203,7 +203,7 @@ def two_sums(a, b):
 
 
 @triton.jit
-def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: tl.constexpr):
+def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: tl.constexpr, LEAN: tl.constexpr):
     """Add up the rows of a tensor's programs, all about one mean, and write the tensor's row.
 
     `scratch` is the address of all programs' rows, `row` that of the row to write; `first` is the number of the
@@ -270,7 +270,7 @@ def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: t
         write_no_statistics(row)
     write_no_order(row)
     bucket = tl.arange(0, 16)
-    total = tl.zeros((16, MERGED // 4), dtype=tl.float64)
+    total = tl.full((16, MERGED // 4), float("nan") if LEAN else 0.0, dtype=tl.float64)
     if SKETCH:
         line = tl.arange(0, MERGED // 4)[None, :]
         for at in range(0, programs, MERGED // 4):
@@ -323,6 +323,8 @@ program and how many; its row's first program and how many."""
 _TINY = tl.constexpr(2.0**-16)
 _LARGE = tl.constexpr(2.0**16)
 """Bring the sum of a tile into range, and back."""
+_FAINT = tl.constexpr(1e-28)
+"""Sums of squares below which float32 may have lost some."""
 _G = tl.constexpr(checksum.G)
 _LOW = tl.constexpr(0xFFFFFFFF)
 _HASH_1 = tl.constexpr(sketch.HASH_1)
@@ -462,6 +464,7 @@ def summarise(
     HASHED: tl.constexpr,
     STATS: tl.constexpr,
     SKETCH: tl.constexpr,
+    LEAN: tl.constexpr,
     MANY: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
@@ -491,6 +494,7 @@ def summarise(
         HASHED: whether to compute the checksum.
         STATS: whether to compute statistics.
         SKETCH: whether to compute the sketch.
+        LEAN: whether to leave out what costs most, without SKETCH: sketch, cubes and fourth powers are NaN.
         MANY: whether there is a table.
         ALIGNED: whether address, first and count are multiples of 16.
     """
@@ -550,7 +554,7 @@ def summarise(
     factor = tl.load(pointer_to(null, factors, 4, True) + column).to(tl.uint64)
     shift = tl.load(pointer_to(null, shifts, 8, True) + column)
     raw = tl.zeros((SPAN,), dtype=tl.int64)
-    sums = tl.zeros((SPAN // BLOCK, BUCKETS), dtype=tl.float64)
+    sums = tl.full((SPAN // BLOCK, BUCKETS), float("nan") if LEAN else 0.0, dtype=tl.float64)
     finite = tl.zeros((), dtype=tl.int32)
     nans = finite
     posinfs = finite
@@ -563,11 +567,15 @@ def summarise(
     pivot = sizes
     s1 = tl.zeros((SPAN // 4,), dtype=tl.float64)
     s2 = s1
-    s3 = s1
-    s4 = s1
+    s3 = s1 + float("nan") if LEAN else s1
+    s4 = s3
     k = tl.arange(0, ROWS)[:, None] * SPAN + column[None, :]
-    for tile in range(begin, stop):
-        start = (begin * 0 + tile).to(tl.int64) * TILE
+    s0 = s1
+    nothing = raw, finite, nans, posinfs, neginfs, zeros, lows, smalls, highs, sizes, s0, s1, s2
+    careful = finite
+    tile = begin
+    while tile < stop:
+        start = tile.to(tl.int64) * TILE
         local = start - skip
         head = tl.maximum(skip - start, 0).to(tl.int32)
         tail = tl.minimum(end - start, TILE).to(tl.int32)
@@ -603,62 +611,77 @@ def summarise(
                 bits = integers(pointer, local, k, ok, False)
             x = number_of(bits, table, KIND)
             n = tail - head
-            # What to count from and the scale only have to be about right, so that float32 is enough for both.
-            total, about = two_sums(tl.sum(tl.abs(x), axis=0), tl.sum(x, axis=0))
-            share = inverse_of(n, WIDE)
-            typical = total * share
-            about = about * share
-            tile_sizes = total.to(tl.float64)
-            usual = usual & (total < float("inf"))
-            if usual:
-                # The usual tile: nothing is left out, and nothing asks for each element whether to.
+            quick = full & (careful == 0) if LEAN else False
+            if quick:
+                # No thread waits for another: all is about the mean of the first tile, and what is not finite shows.
+                if finite == 0:
+                    pivot = (_tile_sum(x) * (1.0 / TILE)).to(tl.float64)
+                d = x - pivot.to(REAL)
+                s0 += _column_sums(tl.abs(x), ROWS, SIZE).to(tl.float64)
+                s1 += _column_sums(d, ROWS, SIZE).to(tl.float64)
+                s2 += _column_sums(d * d, ROWS, SIZE).to(tl.float64)
                 lows = tl.minimum(lows, tl.min(x, axis=0))
                 highs = tl.maximum(highs, tl.max(x, axis=0))
                 smalls = tl.minimum(smalls, tl.min(tl.abs(x), axis=0))
                 zeros += tl.sum((x == 0).to(tl.int32), axis=0)
-                scale, back = _scales(typical, WIDE)
-                d = x * scale - about * scale
-                m = tl.full((SPAN // 4,), 4 * ROWS, dtype=tl.float64)
             else:
-                if not (total < float("inf")):
-                    # Something is not finite: an element, or the sum of finite ones.
-                    nans += _tile_sum((ok & (x != x)).to(tl.int32))
-                    posinfs += _tile_sum((ok & (x == float("inf"))).to(tl.int32))
-                    neginfs += _tile_sum((ok & (x == float("-inf"))).to(tl.int32))
-                    x = tl.where(tl.abs(x) < float("inf"), x, float("nan"))
-                    n = _tile_sum((ok & (x == x)).to(tl.int32))
-                    share = inverse_of(tl.maximum(n, 1), WIDE)
-                    total = _tile_sum(tl.where(x == x, tl.abs(x), 0.0))
-                    typical = total * share
-                    about = _tile_sum(tl.where(x == x, x, 0.0)) * share
-                    tile_sizes = total.to(tl.float64)
+                # What to count from and the scale only have to be about right, so that float32 is enough for both.
+                total, about = two_sums(tl.sum(tl.abs(x), axis=0), tl.sum(x, axis=0))
+                share = inverse_of(n, WIDE)
+                typical = total * share
+                about = about * share
+                tile_sizes = total.to(tl.float64)
+                usual = usual & (total < float("inf"))
+                if usual:
+                    # The usual tile: nothing is left out, and nothing asks for each element whether to.
+                    lows = tl.minimum(lows, tl.min(x, axis=0))
+                    highs = tl.maximum(highs, tl.max(x, axis=0))
+                    smalls = tl.minimum(smalls, tl.min(tl.abs(x), axis=0))
+                    zeros += tl.sum((x == 0).to(tl.int32), axis=0)
+                    scale, back = _scales(typical, WIDE)
+                    d = x * scale - about * scale
+                    m = tl.full((SPAN // 4,), 4 * ROWS, dtype=tl.float64)
+                else:
                     if not (total < float("inf")):
-                        total = _tile_sum(tl.where(x == x, tl.abs(x) * _TINY, 0.0))
-                        typical = total * share * _LARGE
-                        about = _tile_sum(tl.where(x == x, x * _TINY, 0.0)) * share * _LARGE
-                        tile_sizes = total.to(tl.float64) * _LARGE
-                good = ok & (x == x)
-                lows = tl.minimum(lows, tl.min(tl.where(good, x, float("inf")), axis=0))
-                highs = tl.maximum(highs, tl.max(tl.where(good, x, float("-inf")), axis=0))
-                smalls = tl.minimum(smalls, tl.min(tl.where(good, tl.abs(x), float("inf")), axis=0))
-                zeros += tl.sum((ok & (x == 0)).to(tl.int32), axis=0)
-                scale, back = _scales(typical, WIDE)
-                d = tl.where(good, x * scale - about * scale, 0.0)
-                m = _column_sums(good.to(tl.int32), ROWS, SIZE).to(tl.float64)
-            sizes += tile_sizes
-            # No element is larger than the sum of sizes, so no power of what is scaled by their mean overflows.
-            square = d * d
-            p1 = _column_sums(d, ROWS, SIZE).to(tl.float64) * back
-            p2 = _column_sums(square, ROWS, SIZE).to(tl.float64) * back * back
-            p3 = _column_sums(square * d, ROWS, SIZE).to(tl.float64) * back * back * back
-            p4 = _column_sums(square * square, ROWS, SIZE).to(tl.float64) * back * back * back * back
-            pivot = tl.where(finite == 0, about.to(tl.float64), pivot)
-            u = tl.where(n > 0, about.to(tl.float64) - pivot, 0.0)
-            p1, p2, p3, p4 = about_lower(m, p1, p2, p3, p4, u)
-            s4 += p4
-            s3 += p3
-            s2 += p2
-            s1 += p1
+                        # Something is not finite: an element, or the sum of finite ones.
+                        nans += _tile_sum((ok & (x != x)).to(tl.int32))
+                        posinfs += _tile_sum((ok & (x == float("inf"))).to(tl.int32))
+                        neginfs += _tile_sum((ok & (x == float("-inf"))).to(tl.int32))
+                        x = tl.where(tl.abs(x) < float("inf"), x, float("nan"))
+                        n = _tile_sum((ok & (x == x)).to(tl.int32))
+                        share = inverse_of(tl.maximum(n, 1), WIDE)
+                        total = _tile_sum(tl.where(x == x, tl.abs(x), 0.0))
+                        typical = total * share
+                        about = _tile_sum(tl.where(x == x, x, 0.0)) * share
+                        tile_sizes = total.to(tl.float64)
+                        if not (total < float("inf")):
+                            total = _tile_sum(tl.where(x == x, tl.abs(x) * _TINY, 0.0))
+                            typical = total * share * _LARGE
+                            about = _tile_sum(tl.where(x == x, x * _TINY, 0.0)) * share * _LARGE
+                            tile_sizes = total.to(tl.float64) * _LARGE
+                    good = ok & (x == x)
+                    lows = tl.minimum(lows, tl.min(tl.where(good, x, float("inf")), axis=0))
+                    highs = tl.maximum(highs, tl.max(tl.where(good, x, float("-inf")), axis=0))
+                    smalls = tl.minimum(smalls, tl.min(tl.where(good, tl.abs(x), float("inf")), axis=0))
+                    zeros += tl.sum((ok & (x == 0)).to(tl.int32), axis=0)
+                    scale, back = _scales(typical, WIDE)
+                    d = tl.where(good, x * scale - about * scale, 0.0)
+                    m = _column_sums(good.to(tl.int32), ROWS, SIZE).to(tl.float64)
+                sizes += tile_sizes
+                # No element is larger than the sum of sizes, so no power of what is scaled by their mean overflows.
+                square = d * d
+                p1 = _column_sums(d, ROWS, SIZE).to(tl.float64) * back
+                p2 = _column_sums(square, ROWS, SIZE).to(tl.float64) * back * back
+                p3 = _column_sums(square * d, ROWS, SIZE).to(tl.float64) * back * back * back
+                p4 = _column_sums(square * square, ROWS, SIZE).to(tl.float64) * back * back * back * back
+                pivot = tl.where(finite == 0, about.to(tl.float64), pivot)
+                u = tl.where(n > 0, about.to(tl.float64) - pivot, 0.0)
+                p1, p2, p3, p4 = about_lower(m, p1, p2, p3, p4, u)
+                if not LEAN:
+                    s4 += p4
+                    s3 += p3
+                s2 += p2
+                s1 += p1
             finite += n
         if SKETCH:
             cell = block * (SPAN // BLOCK)
@@ -666,6 +689,15 @@ def summarise(
                 sums = _sketch_tile(sums, pointer, local, cell, 0, TILE, table, KIND, ROWS, True, STATS)
             else:
                 sums = _sketch_tile(sums, pointer, local, cell, head, tail, table, KIND, ROWS, False, False)
+        tile += 1
+        if STATS and LEAN:  # noqa: SIM102  # known when it is compiled, unlike the rest
+            if (tile == stop) & (careful == 0):
+                right = (s0 + s2 < float("inf")) & ((s2 > _FAINT) | (s1 == 0))
+                if tl.min(right.to(tl.int32), axis=0) == 0:
+                    # Something is not finite, or its square is not: all of it once more, tile by tile.
+                    careful += 1
+                    tile = begin
+                    raw, finite, nans, posinfs, neginfs, zeros, lows, smalls, highs, sizes, s0, s1, s2 = nothing
 
     # A tensor of one program has its row at once; others leave theirs for the last to arrive, word beside word.
     mine = row
@@ -677,6 +709,8 @@ def summarise(
     real = mine.to(tl.pointer_type(tl.float64))
     tl.store(out, tl.sum(raw, axis=0))
     if STATS:
+        if LEAN:
+            sizes += tl.sum(s0, axis=0)
         s1, s2 = two_sums(s1, s2)
         s3, s4 = two_sums(s3, s4)
         n_all = finite.to(tl.float64)
@@ -700,7 +734,7 @@ def summarise(
         arrived = tl.atomic_add(counter, 1, sem="acq_rel")
         if arrived == alike - 1:
             tl.debug_barrier()
-            merge_programs(scratch, row, group.to(tl.int64), alike, STATS, SKETCH)
+            merge_programs(scratch, row, group.to(tl.int64), alike, STATS, SKETCH, LEAN)
             tl.atomic_xchg(counter, 0)
     else:
         if not STATS:

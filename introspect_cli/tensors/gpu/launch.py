@@ -49,6 +49,7 @@ class Variant(NamedTuple):
     hashed: bool
     stats: bool
     sketch: bool
+    lean: bool
     many: bool
     aligned: bool
 
@@ -100,17 +101,17 @@ class Element:
         tiles = max(1, -(-(first % checksum.SPAN + count) // (self.rows * checksum.SPAN)))
         return tiles if tiles <= 64 else max(64, min(MAX_PROGRAMS, tiles // 4))
 
-    def variant(self, *, aligned: bool, stats: bool = True, sketch: bool = True, many: bool = False) -> Variant:
+    def variant(self, *, aligned: bool, stats: bool = True, sketch: bool = True, lean: bool = False) -> Variant:
         """The kernel for elements of this type.
 
         Args:
             aligned: whether address, count and index of the first element are multiples of 16.
             stats: whether to compute statistics, where the elements are numbers.
             sketch: whether to compute the sketch, where the elements are numbers.
-            many: whether it is for a table of tensors.
+            lean: whether to leave out the sketch, cubes and fourth powers, which cost most.
         """
-        stats, sketch = stats and self.values, sketch and self.values
-        return Variant(self.kind, self.size, self.rows, True, stats, sketch, many, aligned)
+        stats, sketch = stats and self.values, sketch and self.values and not lean
+        return Variant(self.kind, self.size, self.rows, True, stats, sketch, lean, False, aligned)
 
 
 _FLOAT8: Final = ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
