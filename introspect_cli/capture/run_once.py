@@ -57,7 +57,7 @@ def run_once(
     session = Session(None, options)
     ending = Ending(0, "returned")
     try:
-        session.attach()
+        session.start()
         probes = session.probes
         assert probes is not None, "torch is there, so are the probes"
         context = probes.context

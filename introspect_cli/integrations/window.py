@@ -13,8 +13,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.api import capturing
-from introspect_cli.capture.processes import Role, described
 from introspect_cli.capture.ranks.launchers import find_launch
+from introspect_cli.script.processes import Role, described
 from introspect_cli.script.target import Target
 
 if TYPE_CHECKING:

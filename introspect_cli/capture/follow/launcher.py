@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact
 from introspect_cli.capture.follow.orders import Note, Order, notes_in
-from introspect_cli.capture.processes import VARIABLE
 from introspect_cli.capture.ranks.launchers import new_run
 from introspect_cli.errors import UsageError
+from introspect_cli.script.ending import tell
+from introspect_cli.script.processes import VARIABLE
 from introspect_cli.store.run_writer import refuse_or_remove
 
 if TYPE_CHECKING:
@@ -157,8 +157,7 @@ def _print_report(left: Sequence[Note], options: CaptureOptions, words: Sequence
             )
     if not options.quiet:
         for sentence in said:
-            with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(f"introspect: {sentence}\n")
+            tell(sentence)
 
 
 def follow_children(options: CaptureOptions, path: Path) -> None:
