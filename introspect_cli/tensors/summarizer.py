@@ -213,9 +213,9 @@ class Summarizer:
             name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
             prepared.interned = self._layouts.number_of(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
         address, token = address_of(tensor), None
-        if not tensor.is_inference():
+        if lean and not tensor.is_inference():
             token = (address, storage._cdata, tensor._version, prepared.interned)  # noqa: SLF001  # as in `_mark`
-            if lean and token in engine.rows.slots_of:
+            if token in engine.rows.slots_of:
                 return engine.rows.slots_of[token][0]
         self._arena.address(slot)
         self._layout_of.append(prepared.interned)
@@ -224,11 +224,11 @@ class Summarizer:
         if batch is not None and tensor.is_contiguous():
             batch.setdefault(engine, []).append((slot, [Item(prepared, address)]))
         elif tensor.is_contiguous():
-            engine.launch_one(slot, prepared, address, token=token, lean=lean)
+            engine.launch_one(slot, prepared, address, lean=lean)
         else:
             with unobserved():
-                engine.add(slot, tensor, token, lean=lean)
-        if lean and token is not None:
+                engine.add(slot, tensor, lean=lean)
+        if token is not None:
             # Held weakly, a storage that is freed leaves its name to no other within the step.
             engine.rows.slots_of[token] = slot, StorageWeakRef(storage)
         return slot

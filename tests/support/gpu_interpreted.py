@@ -75,7 +75,7 @@ def _language_patched_once_a_launch():
 
     def look_once(fn):
         """Beyond the kernel itself, only where a function has the language under a module not looked at yet."""
-        if fn.__name__ in {kernels.summarise.__name__, kernels.transpose.__name__}:
+        if fn.__name__ in {kernels.summarise.__name__, kernels.transpose.__name__, kernels.merge.__name__}:
             seen.clear()
             return look(fn)
         if fn not in homes:
@@ -199,20 +199,6 @@ CASES = {
 }
 
 
-def test_what_comes_again_is_summarised_again_only_where_it_changed(made):
-    x = example(torch.float32, (9000,))
-    prepared, token = made.engine.prepare(x), (1, 0, 0)
-    made.engine.launch_one(0, prepared, x.data_ptr(), token=token)
-    made.engine.launch_one(1, prepared, x.data_ptr(), token=token)
-    x[5000] += 1.0  # which the token does not tell
-    made.engine.launch_one(2, prepared, x.data_ptr(), token=token)
-    rows = made.rows.hand_over().rows()
-    assert rows[1].tobytes() == rows[0].tobytes()
-    assert rows[2].tobytes() == made.one(x).tobytes() != rows[0].tobytes()
-    launched = [variant.stats for variant, _ in made.launcher.launched[-6:-1]]
-    assert launched == [True, False, True, False, True], "the checksum first, where it may be the same"
-
-
 TROUBLE = (
     "nothing finite", "a far mean", "one outlier", "subnormal", "finite ones among others", "unsigned",
     "complex with infinities",
@@ -284,10 +270,9 @@ def test_many_at_once_are_as_each_alone(made):
     together = made.many(MIXED)
     for row, expected in zip(together, alone, strict=True):
         assert row.tobytes() == expected[0].tobytes()
-    # those that are read alike went together
-    assert (
-        len(made.launcher.launched) == len({variant for variant, _ in made.launcher.launched}) + 1
-    )  # two tables of 8 bits
+    # those that are read alike went together, but two tables of 8 bits; the rows of programs were added up once
+    assert len(made.launcher.launched) == len({variant for variant, _ in made.launcher.launched}) + 1
+    assert sum(isinstance(variant, launch.Merging) for variant, _ in made.launcher.launched) == 1
     assert len(made.launcher.launched) < len(MIXED)
 
 
@@ -318,8 +303,8 @@ def test_shards_are_summarised_in_one_launch(made, box):
     runs = list(places.runs(shard, whole.shape, Part((((top, height),), ((left, width),)))))
     made.launcher.launched.clear()
     made.engine.launch_tables([(0, [made.item(run, offset) for offset, run in runs])])
-    assert_same(made.rows.hand_over().rows(), expected_row(shard, runs=runs))
     assert len(made.launcher.launched) == 1
+    assert_same(made.rows.hand_over().rows(), expected_row(shard, runs=runs))
 
 
 @pytest.mark.parametrize("wanted", [{"stats": False}, {"sketch": False}, {"stats": False, "sketch": False}], ids=str)
@@ -337,8 +322,19 @@ def test_what_is_not_wanted_says_nothing(wanted):
             assert not floats[r.SKETCH :].any()
 
 
+def test_rows_of_programs_are_added_up_when_there_is_no_more_room(made, monkeypatch):
+    tensors = [example(torch.float32, (9_000 + 2048 * i,)) for i in range(4)]
+    alone = [made.one(x) for x in tensors]
+    made.launcher.launched.clear()
+    monkeypatch.setattr(engines, "TABLE_PROGRAMS", 12)
+    for slot, x in enumerate(tensors):
+        made.engine.launch_one(slot, made.engine.prepare(x), x.data_ptr())
+    for row, expected in zip(made.rows.hand_over().rows(), alone, strict=True):
+        assert row.tobytes() == expected[0].tobytes()
+    merged = [programs for variant, programs in made.launcher.launched if isinstance(variant, launch.Merging)]
+    assert merged == [2, 1, 1], "5 and 6 programs have room together"
+
+
 def test_a_row_is_the_same_each_time(made):
     x = example(torch.float32, (9_000,))
     assert made.one(x).tobytes() == made.one(x).tobytes()
-    lane = next(iter(made.engine._lanes.values()))
-    assert not lane.counters.any()

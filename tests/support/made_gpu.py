@@ -16,7 +16,7 @@ from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.cpu import Engine
 from introspect_cli.tensors.gpu import engine as engines
-from introspect_cli.tensors.gpu.launch import Transposing
+from introspect_cli.tensors.gpu.launch import Merging, Transposing
 from introspect_cli.tensors.summarizer import Summarizer
 
 
@@ -40,6 +40,8 @@ class Launches:
         self.launched.append((variant, programs, arguments))
         if isinstance(variant, Transposing):
             self._transpose(variant, programs, *arguments[1:])
+        elif isinstance(variant, Merging):
+            return  # each row was written at once
         elif variant.many:
             items = _memory(arguments[1], int(_memory(arguments[2], programs, np.int32)[-1] + 1) * 8, np.int64)
             for address, count, first, row, *_ in items.reshape(-1, 8).tolist():
