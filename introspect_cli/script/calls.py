@@ -23,9 +23,8 @@ def step() -> None:
 
     From the first call on, optimizer steps no longer end steps.
     """
-    if _listeners:
-        for listener in tuple(_listeners):
-            listener.end_step()
+    for listener in tuple(_listeners):
+        listener.end_step()
 
 
 def record(name: str, value: Any) -> None:
@@ -35,9 +34,8 @@ def record(name: str, value: Any) -> None:
         name: what it is, the same in every step; values with the same name in a step are numbered.
         value: a tensor, an array, a number or a string, or these nested in lists, tuples and dicts.
     """
-    if _listeners:
-        for listener in tuple(_listeners):
-            listener.record_value(name, value)
+    for listener in tuple(_listeners):
+        listener.record_value(name, value)
 
 
 class Phase:

@@ -152,11 +152,7 @@ class Follower:
         session, self._session = self._session, None
         if session is None or os.getpid() != self._pid:
             return
-        raised = self._raised
-        if raised is not None:
-            session.finish(raised_ending(raised))
-        else:
-            session.finish(Ending(None, "ended"))
+        session.finish(Ending(None, "ended") if self._raised is None else raised_ending(self._raised))
         said = [] if session.rank else [f"{self.process.name}: {words}" for words in session.words]
         self._leave_note("finished", run=str(session.path), said=said, code=session.status)
 
