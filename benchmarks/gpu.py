@@ -4,7 +4,8 @@
     python benchmarks/gpu.py --only kernels host
     python benchmarks/gpu.py --dry-run             # every section on the CPU with tiny sizes: does this script work?
 
-Prints a table as it goes and writes gpu.json. Sections: correctness, kernels, host, counted, overhead, memory, processes.
+Prints a table as it goes and writes gpu.json. Sections: correctness, kernels, host, counted, overhead,
+memory, processes.
 A section that fails is a line that says why, and the exit status is 1 if anything failed or the bits of a way differ.
 A missed target is a line too. With --dry-run, Triton's interpreter runs the kernels, and figures mean nothing.
 """
@@ -298,7 +299,7 @@ def host(place: Place) -> Iterator[Row]:
         yield Row(f"a tensor of a table of 500, {name}", together * 1e6, "us")
 
 
-def counted(place: Place) -> Iterator[Row]:
+def counted(_place: Place) -> Iterator[Row]:
     """Launches and bytes of a captured step in full and of a lean one, on a made-up GPU: the same wherever it runs."""
     from made_gpu import made_gpu
 
