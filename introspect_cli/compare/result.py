@@ -1,4 +1,4 @@
-"""Options of a comparison and its answer, with all that it finds, as plain frozen dataclasses.
+"""Options of a comparison and its answer, with all that it finds, as plain frozen data.
 
 Tests, scripts and several renderers use it, so it knows nothing of terminals, stores or arrays.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from introspect_cli.compare.changes.statements import CodeChanges
 from introspect_cli.labels import Labels, both_words
@@ -31,8 +31,7 @@ class Certainty(str, Enum):
     """It fits, and other explanations remain."""
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """An explanation of the first divergence, from the records.
 
     Attributes:
@@ -48,8 +47,7 @@ class Finding:
     text: str
 
 
-@dataclass(frozen=True)
-class StructureChange:
+class StructureChange(NamedTuple):
     """A difference besides numbers and settings: a name, module, call or random state.
 
     Attributes:
@@ -77,8 +75,7 @@ class Restored(str, Enum):
     UNSEEN = "not recorded"
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One part of a checkpoint, and whether the resumed run restored it.
 
     Attributes:
@@ -101,8 +98,7 @@ class Part:
     generator: str = ""
 
 
-@dataclass(frozen=True)
-class Resumption:
+class Resumption(NamedTuple):
     """A resumed run, and which parts of the checkpoint it restored.
 
     Attributes:
@@ -226,8 +222,7 @@ class Divergence:
         return both_words(self.step, self.labels, self.step_b, self.labels_b)
 
 
-@dataclass(frozen=True)
-class SettingChange:
+class SettingChange(NamedTuple):
     """A setting that differs, and how well it explains the first divergence.
 
     Attributes:
@@ -250,8 +245,7 @@ class SettingChange:
         return self.weight >= 0.5
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(NamedTuple):
     """One thing the first divergence rests on, and what is known of it.
 
     Attributes:
@@ -269,8 +263,7 @@ class Fact:
     text: str
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A possible cause of the first divergence: a changed statement or setting.
 
     Attributes:
@@ -321,8 +314,7 @@ class Counts:
     not_observed: int = 0
 
 
-@dataclass(frozen=True)
-class DivergenceMap:
+class DivergenceMap(NamedTuple):
     """Largest relative distances by module and step.
 
     Attributes:
@@ -343,8 +335,7 @@ class DivergenceMap:
     unmeasured: tuple[tuple[bool, ...], ...]
 
 
-@dataclass(frozen=True)
-class StripCell:
+class StripCell(NamedTuple):
     """One record of the first diverging step, as its checksums compare.
 
     Attributes:
@@ -360,8 +351,7 @@ class StripCell:
     rel_l2: float | None = None
 
 
-@dataclass(frozen=True)
-class Separate:
+class Separate(NamedTuple):
     """The answer for training alone, or for evaluation alone.
 
     Attributes:
@@ -375,8 +365,7 @@ class Separate:
     first: Divergence | None = None
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """A divergence that rests on nothing that differs.
 
     Attributes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from introspect_cli.compare.evidence import Evidence, Known, Thing, with_state
@@ -593,7 +592,7 @@ _NAMED = 3
 
 def head_of(resumed: Resumption) -> str:
     """Sentence on the first `_NAMED` parts that a resumed run lost; or that it restored all that was recorded."""
-    unseen = [replace(part, text="") for part in resumed.unseen]
+    unseen = [part._replace(text="") for part in resumed.unseen]
     lost, not_seen = (some(parts_words(parts), _NAMED) for parts in (resumed.lost, unseen))
     run = {"run": resumed.run, "step": resumed.at - 1, "whole": resumed.whole}
     drew = any(part.generator for part in resumed.lost)

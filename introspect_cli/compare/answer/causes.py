@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -129,7 +128,7 @@ class ChangedCode(NamedTuple):
             return self.found
         from introspect_cli.compare.changes.near import ranked
 
-        return replace(self.found, ranked=ranked(self.changes, self.texts, clues()))
+        return self.found._replace(ranked=ranked(self.changes, self.texts, clues()))
 
 
 def code_changes(a: Run, b: Run) -> ChangedCode | None:

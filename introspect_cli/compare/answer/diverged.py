@@ -80,7 +80,7 @@ def mark_only_change(code: CodeChanges | None, settings: Sequence[SettingChange]
         return code
     others = [change for change in settings if change.source not in {*MADE_BY_CODE, "hardware"}]
     alone = all(change.weight <= SAYS_NOTHING for change in others)
-    return replace(code, ranked=(replace(code.ranked[0], nearness=Nearness.ALONE),)) if alone else code
+    return code._replace(ranked=(code.ranked[0]._replace(nearness=Nearness.ALONE),)) if alone else code
 
 
 _LOST_WITH: dict[str, frozenset[str]] = {

@@ -7,9 +7,8 @@ random state. Noise such as a shell's working directory is left out.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.changes.statements import CodeChanges, Nearness
 from introspect_cli.compare.result import SettingChange, Size
@@ -122,8 +121,7 @@ def rounds_differently(change: SettingChange) -> bool:
     return change.source in _ROUNDS and bool(re.match(_ROUNDS[change.source], change.name, re.IGNORECASE))
 
 
-@dataclass(frozen=True)
-class Blame:
+class Blame(NamedTuple):
     """Facts of a divergence that decide which settings may have caused it; the default is no divergence.
 
     Attributes:
@@ -223,14 +221,14 @@ def setting_changes(a: Run, b: Run, blame: Blame) -> tuple[SettingChange, ...]:
             changes.append(SettingChange(change.source, change.name, *values, round(weight, 3)))
     at, tuned = blame.at, [change for change in changes if change.source in _OF_OPTIMIZERS and change.explains]
     if at is None:
-        changes = [replace(one, weight=min(one.weight, UNLIKELY)) for one in changes]
+        changes = [one._replace(weight=min(one.weight, UNLIKELY)) for one in changes]
     elif at.rounding and any(map(rounds_differently, changes)) and all(map(rounds_differently, tuned)):
         for place, one in enumerate(changes):  # an argument that changed such a setting is shown by it
             least, most = 0.9 * rounds_differently(one), 0.75 if one.source in {"command", "sources", "git"} else 1.0
-            changes[place] = replace(one, weight=max(min(one.weight, most), least))
+            changes[place] = one._replace(weight=max(min(one.weight, most), least))
     named = [change for change in changes if change.source == "environment" and change.weight > SAYS_NOTHING]
     if at is not None and len(named) <= 3 and all(change.weight < 0.6 for change in changes):  # it is one of these
-        changes = [replace(one, weight=0.8) if one in named else one for one in changes]
+        changes = [one._replace(weight=0.8) if one in named else one for one in changes]
     return tuple(sorted(changes, key=_WEIGHT, reverse=True))
 
 
@@ -260,6 +258,6 @@ def weighed_by_code(
         """The setting with the weight of its file, if it is one."""
         near = weights.get(change.name, change.weight) if change.explains else change.weight
         weight = _IN_COMMENTS if change.name in {*code.in_comments, *code.in_names} else near
-        return replace(change, weight=weight) if change.source == "sources" else change
+        return change._replace(weight=weight) if change.source == "sources" else change
 
     return tuple(sorted(map(weighed, settings), key=_WEIGHT, reverse=True))

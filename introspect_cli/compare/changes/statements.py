@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,8 +23,7 @@ BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
 """Fields of a compound statement that hold its bodies."""
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(NamedTuple):
     """One version of a statement: first and last line, counted from 1, and source text."""
 
     first: int
@@ -32,8 +31,7 @@ class Side:
     text: str
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A statement in both versions of a file; None where it is not."""
 
     file: str
@@ -41,8 +39,7 @@ class Piece:
     b: Side | None
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """One statement that differs between two versions of a file.
 
     Of a compound statement (`def`, `class`, `for`, `if`) whose body is compared statement by statement, it is what
@@ -201,8 +198,7 @@ class Nearness(str, Enum):
 ORDER = list(Nearness)
 
 
-@dataclass(frozen=True)
-class Clues:
+class Clues(NamedTuple):
     """Names and lines on record at a divergence, with which changed statements are matched.
 
     Attributes:
@@ -236,8 +232,7 @@ class Clues:
     evaluates: bool = False
 
 
-@dataclass(frozen=True)
-class Ranked:
+class Ranked(NamedTuple):
     """A changed statement and how near to the divergence it is.
 
     Attributes:
@@ -259,8 +254,7 @@ class Ranked:
         return self.nearness is not Nearness.ELSEWHERE
 
 
-@dataclass(frozen=True)
-class CodeChanges:
+class CodeChanges(NamedTuple):
     """Changed statements and files between two runs.
 
     Attributes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare import say
 from introspect_cli.compare.evidence import RANDOM, Evidence, Known, Thing
@@ -26,8 +25,7 @@ _RAN_UNSEEN = {Thing.PASSED_OVER: "passed-over", Thing.RAN_UNSEEN: "ran-unseen"}
 _NEVER_RANDOM = frozenset({"backward", "plain", "loss"})
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(NamedTuple):
     """The explanation of a divergence, in words and findings.
 
     Attributes:
@@ -53,7 +51,7 @@ def explanation_of(at: View) -> Explanation:
     evidence = tuple(fact for fact in at.cause.evidence if not (quiet and fact.thing in RANDOM))
     findings = say.all_found(reason.word, at)
     if at.cause.role is not Role.ORIGIN and at.explained_reason == "gap":
-        findings = [replace(one, certainty=Certainty.LIKELY) for one in findings]
+        findings = [one._replace(certainty=Certainty.LIKELY) for one in findings]
     # that copies differ is on record, and tells no cause
     proved = any(one.certainty is Certainty.PROVED and one.code != "copies" for one in findings)
     unseen = (code for thing, code in _RAN_UNSEEN.items() if at.cause.rests_on(thing))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.evidence import Cause, Known, Thing, with_state
@@ -60,13 +59,13 @@ def optimizer_cause(step: Step, position: int) -> Cause | None:
     if site.kind is Kind.PARAM:
         # what equal steps before left is equal; what a checkpoint left may be lost
         told = {Known.WITHIN, Known.UNSEEN if step.comparison.offset else Known.WITHIN}
-        states = [replace(fact, needed=fact.known is Known.UNSEEN) for fact in before if fact.known in told]
+        states = [fact._replace(needed=fact.known is Known.UNSEEN) for fact in before if fact.known in told]
         before = [*value_before(step, place), *states]
     if site.call:
         return cause("optimizer", *before, *gradients_in_step(step, place))
     evidence = evidence_of("optimizer", step, position)
     if with_state(evidence, Known.UNSEEN) and hyperparameter_changes(step.table, step.last_text):
-        evidence = [replace(fact, needed=False) for fact in evidence]  # a cause is on record all the same
+        evidence = [fact._replace(needed=False) for fact in evidence]  # a cause is on record all the same
     return cause("optimizer", *evidence, *before)
 
 

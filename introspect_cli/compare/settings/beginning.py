@@ -7,7 +7,6 @@ after it follow from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.names import generator_of
@@ -49,8 +48,7 @@ MAY_REST_ON_THEM = frozenset({"initial", "batch", "script", "plain"})
 """Reasons of what a script may have made with numbers of a generator that it made."""
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """One seeding of a generator, or one draw from it.
 
     Attributes:
