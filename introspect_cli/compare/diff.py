@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.answer.by_rank import compared_runs
 from introspect_cli.compare.answer.causes import clues_of_ending, code_changes
 from introspect_cli.compare.answer.compared import agreement, exceptions_of, notes_on, raised_words, unseen_names
-from introspect_cli.compare.answer.weights import Blame, setting_changes, weighed_by_code
+from introspect_cli.compare.answer.weights import setting_changes, weighed_by_code
 from introspect_cli.compare.match import are_ports
 from introspect_cli.compare.names import renamer
 from introspect_cli.compare.result import DiffResult, Separate, Verdict
@@ -111,7 +111,7 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
         answer,
         verdict=verdict,
         sentence=begins + text,
-        settings=weighed_by_code(setting_changes(a, b, Blame(offset=offset)), code),
+        settings=weighed_by_code(setting_changes(a, b, offset=offset), code),
         findings=(*(() if code is None else (code,)), *found, *structure),
         training=training,
         evaluation=evaluation,

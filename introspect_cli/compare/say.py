@@ -239,7 +239,6 @@ _TOLD: Final[Mapping[str, str]] = {
     "blind-both": "[About {blind:,} of {all} could not be observed, so they are not compared.]",
     "unopened": "[{steps:,} later steps were not compared: the first divergence does not depend on them (see --map).]",
     "noise-unused": "The noise runs are not used: they do not show what another layout changes.",
-    "on-some-ranks": "On {ranks} alone a setting differs: {change} ({source}).",
     # two implementations of one model
     "port": "The runs share almost no names: values were paired by what they hold, in step {step} alone, and agree "
     "where their relative L2 distance is at most {close:g} (--rtol sets another).",

@@ -21,7 +21,7 @@ from introspect_cli.compare.answer.compared import (
     raised_words,
     separate_answers,
 )
-from introspect_cli.compare.answer.weights import MADE_BY_CODE, SAYS_NOTHING, Blame, setting_changes, weighed_by_code
+from introspect_cli.compare.answer.weights import MADE_BY_CODE, SAYS_NOTHING, setting_changes, weighed_by_code
 from introspect_cli.compare.changes.statements import Clues, CodeChanges, Nearness
 from introspect_cli.compare.evidence import RANDOM, Known, Thing
 from introspect_cli.compare.names import ancestors, owner_of
@@ -30,7 +30,6 @@ from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.draws import unseeded_names
 from introspect_cli.compare.reasons.explain import evidence_lines, explanation_of
 from introspect_cli.compare.reasons.rows import judge, reason_named
-from introspect_cli.compare.reasons.update import hyperparameter_changes_of
 from introspect_cli.compare.reasons.view import View
 from introspect_cli.compare.result import (
     DiffResult,
@@ -124,11 +123,10 @@ def _code_and_settings(compared: Compared, at: View, changed: ChangedCode | None
     """How the source differs, nearest first; None without `changed`. Sets `at.settings`, the heaviest first."""
     a, b, offset = compared.a, compared.b, any(outcome.offset for outcome in compared.outcomes)
     code = None if changed is None else changed.ranked_by(lambda: clues_of(at))
-    tuned = hyperparameter_changes_of(at)
-    differ = setting_changes(a, b, Blame(at, reason_named(at.cause.reason), tuned, offset))
+    differ = setting_changes(a, b, at, reason_named(at.cause.reason), offset=offset)
     if not (at.rounding or _is_by_chance(at)):
         code = mark_only_change(code, differ)
-    at.settings = weighed_by_code(differ, code, rounding=at.rounding and not tuned)
+    at.settings = weighed_by_code(differ, code, rounding=at.rounding and not at.tuned)
     return code
 
 
@@ -252,7 +250,7 @@ def clues_of(scene: View) -> Clues:
     names = [name for name in (subject, *ancestors(subject)) if name in tree]
     tensor = site.fqn.rpartition(".")[2]
     words = {*replaced, _last_part(cause.subject), tensor * (cause.reason in {"initial", "outside"})}
-    for change in hyperparameter_changes_of(scene):
+    for change in scene.tuned:
         words |= {change.name.rpartition(".")[2], change.about}
     for name in (*names[:1], *scene.unseen_inside):
         keys = {key for key, _, _ in scene.attributes(name, every=True)}

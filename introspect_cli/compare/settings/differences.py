@@ -41,9 +41,6 @@ class Difference(NamedTuple):
     of: str = ""
 
 
-MOST_RANKS = 16
-"""Ranks that are looked at: each has documents of settings. `check` compares all ranks of a run."""
-
 READ = "read"
 """The value of a file that one run alone read."""
 

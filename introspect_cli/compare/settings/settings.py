@@ -16,21 +16,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from introspect_cli.compare.result import SettingChange
-from introspect_cli.compare.say import told
 from introspect_cli.compare.settings import beginning
 from introspect_cli.compare.settings.differences import (
-    MOST_RANKS,
     READ,
     Difference,
-    describe,
-    on_one_line,
     paired,
     unequal_values,
 )
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, optimizer_differences
 from introspect_cli.errors import StoreError
-from introspect_cli.texts import begin_alike, clean, gpu_names, rank_list
+from introspect_cli.texts import begin_alike, clean, gpu_names
 
 if TYPE_CHECKING:
     from introspect_cli.store.run import Run
@@ -221,14 +216,15 @@ _OF_A_GPU = frozenset({"cudnn", "nccl"})
 """Versions that a process knows once it uses a GPU: that one run alone has them says no more than that it did."""
 
 
-def differences(a: Run, b: Run) -> Iterator[Difference]:
-    """All settings of two runs that differ, noise included; a document that one run alone kept is no difference.
+def differences(a: Run, b: Run, rank: int | None = None) -> Iterator[Difference]:
+    """All settings of a rank of two runs (of the lowest, without one) that differ, noise included.
 
-    First the command line, then other documents in the order of a, files that were read if both recorded them, and the
-    options of `capture` that change a training. The script's folder does not count if both kept their sources.
-    Seedings, draws and operators' arguments are compared elsewhere.
+    A document that one run alone kept is no difference. First the command line, then other documents in the order of a,
+    files that were read if both recorded them, and the options of `capture` that change a training. The script's
+    folder does not count if both kept their sources. Seedings, draws and operators' arguments are compared elsewhere.
     """
-    settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n not in _NO_SETTINGS} for run in (a, b))
+    every = (run.settings if rank is None else run.settings_of(rank) for run in (a, b))
+    settings_a, settings_b = ({name: each[name] for name in each if name not in _NO_SETTINGS} for each in every)
     words_a, words_b = argv_of(settings_a, a.manifest), argv_of(settings_b, b.manifest)
     same_name = words_a and words_b and PurePath(words_a[0]).name == PurePath(words_b[0]).name
     if same_name and "sources" in settings_a and "sources" in settings_b:
@@ -262,29 +258,6 @@ def _document_differences(source: str, a: Mapping[str, object], b: Mapping[str, 
             yield Difference(source, name, *(value[:10] if isinstance(value, str) else value for value in (one, two)))
         elif source != "git" and not (source == "runtime" and name in _OF_A_GPU and None in (one, two)):
             yield Difference(source, name, one, two)
-
-
-def notes_on_some_ranks(a: Run, b: Run) -> list[str]:
-    """Notes on optimizers and flags that differ on some ranks, but not on the lowest, whose settings stand for the run.
-
-    The first `MOST_RANKS` common ranks are compared. With zero or NaN gradients nothing else would show such a change.
-    """
-    ranks = [rank for rank in a.recorded if rank in b.recorded][:MOST_RANKS]
-    notes: dict[SettingChange, list[int]] = {}
-    for rank in ranks if len(ranks) > 1 else ():
-        one, two = (run.settings_of(rank) for run in (a, b))
-        for source in (OPTIMIZERS, "runtime"):
-            for change in (
-                _document_differences(source, one[source], two[source]) if source in one and source in two else ()
-            ):
-                if not RUN_NOISE.search(change.name):
-                    shown = SettingChange(source, change.name, *on_one_line(change.a, change.b))
-                    notes.setdefault(shown, []).append(rank)
-    return [
-        told("on-some-ranks", ranks=rank_list(these), change=describe(change), source=change.source)
-        for change, these in notes.items()
-        if ranks[0] not in these
-    ]
 
 
 # --- a script's command line
