@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.capture.events import Patches
 from introspect_cli.capture.frames import is_introspects, outward
 from introspect_cli.capture.guard import WAITING, in_section, is_stand_in
-from introspect_cli.script.ending import PACKAGE, DeferredHandler
+from introspect_cli.script.ending import PACKAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -161,7 +161,10 @@ class Interpreter:
         return walked
 
     def remove(self) -> None:
-        """Put the functions back, and, in the main thread, the script's own handlers."""
+        """Put the functions back, and, in the main thread, the script's own handlers, that of an interrupt last.
+
+        One that raises meanwhile leaves those before it wrapped, in which nothing waits any more.
+        """
         self._patches.remove()
         self._exchange_handlers(_unwrapped)
 
@@ -169,7 +172,7 @@ class Interpreter:
         """Set each signal's handler to `exchange(handler)`, unless that is None; nothing outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return  # python lets no other thread set handlers
-        for number in signal.valid_signals():
+        for number in sorted(signal.valid_signals(), key=signal.SIGINT.__eq__):
             new = exchange(signal.getsignal(number))
             if new is not None:
                 self._set(number, new)
@@ -181,12 +184,7 @@ def _may_raise(handler: Any) -> bool:
 
 
 def _unwrapped(handler: Any) -> Any:
-    """The script's own handler inside a wrapper; None for a handler that is not wrapped.
-
-    A `DeferredHandler` is changed in place, so that it holds the script's own handler; None is returned for it, too.
-    """
-    if isinstance(handler, DeferredHandler):  # it waits while we finish
-        handler.handler = _handler_of(handler.handler)
+    """The script's own handler inside a wrapper; None for a handler that is not wrapped."""
     return handler.handler if isinstance(handler, _Waiting) else None
 
 

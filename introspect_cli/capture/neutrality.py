@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.start import Start, numpy_state, prepare_torch, python_state
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
-from introspect_cli.script.ending import leave
 from introspect_cli.script.run import run
 
 if TYPE_CHECKING:
@@ -191,20 +190,16 @@ def install(report: Path) -> None:
     atexit.register(look)
 
 
-def run_bare(target: Target, options: CaptureOptions) -> int:
-    """Run a script without a capture, with its seed and deterministic flags alone.
+def run_bare(target: Target, options: CaptureOptions) -> BaseException | None:
+    """Run a script without a capture, with its seed and deterministic flags alone; returns what it raised.
 
     Args:
         target: what to run.
         options: of which only `seed` and `deterministic` count.
-
-    Raises:
-        SystemExit: always, with the script's exit code.
     """
     seed, deterministic = options.seed, options.deterministic
     start = Start(lambda: prepare_torch(seed, deterministic=deterministic), seed=seed, deterministic=deterministic)
-
-    leave(run(target, started=start.install, ended=lambda _: None).exit_code)
+    return run(target, started=start.install, ended=lambda _: None).raised
 
 
 def _keep_optimizers(kept: list[Any]) -> None:

@@ -105,7 +105,7 @@ def capture(
     verify_neutral: bool,
     last_look: str | None,
     **values: Any,
-) -> Callable[[], int]:
+) -> Callable[[], int | BaseException | None]:
     """Run a training script, unmodified, and record what it computes.
 
     Put introspect's options before SCRIPT. Everything after it belongs to the script, and the exit code is the
