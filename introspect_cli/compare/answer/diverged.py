@@ -52,7 +52,6 @@ from introspect_cli.compare.settings.beginning import (
     find_first_event,
     first_difference,
     last_fillings,
-    variables_that_differ,
 )
 from introspect_cli.compare.step import Step
 from introspect_cli.compare.table import OTHER, WITHIN
@@ -266,8 +265,6 @@ def clues_of(scene: View) -> Clues:
         place += [event.line for event in there]
         words |= {word for event in there for word in event.name.split(".")[-2:]}
         words |= {*MODES} if any(event.by in MODES for event in there) else set()
-    if scene.is_first_step and scene.explained_reason in MAY_REST_ON_THEM:
-        words |= {*variables_that_differ(scene.runs, scene.first.rank)}
     reason = "structure" if replaced else cause.instead or cause.reason
     return Clues(
         reason="by_hand" if cause.rests_on(Thing.REWRITTEN) else reason,

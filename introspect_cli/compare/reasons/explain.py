@@ -12,7 +12,7 @@ from introspect_cli.compare.reasons.forward import draws_nothing, find_call_coun
 from introspect_cli.compare.reasons.rows import reason_named
 from introspect_cli.compare.result import Certainty, Finding, Role
 from introspect_cli.compare.say import both_values, evidence_words, told, what
-from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, find_script_seedings
+from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, SCRIPT, find_first_event
 from introspect_cli.compare.table import ABSENT, EQUAL, NOT_SEEN, WITHIN, of_kinds
 from introspect_cli.records import GIVEN, SETTING_KINDS, Kind, Phase
 from introspect_cli.texts import count
@@ -127,7 +127,7 @@ def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:
         clauses.append(told("alike", kinds=at.site.kind.several, differ=at.alike[0], all=at.alike[1]))
     further = [*find_call_counts(at), *find_one_sided_draw(at)]
     if at.is_first_step and at.explained_reason in MAY_REST_ON_THEM:
-        further += find_script_seedings(at.runs, at.first.rank)
+        further += find_first_event(at.runs, at.first.rank, SCRIPT)
     said = {one.text for one in story.findings}
     clauses += [f"{one.text[:1].upper()}{one.text[1:]}." for one in further if one.text not in said]
     return tuple(clauses)

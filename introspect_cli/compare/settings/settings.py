@@ -125,7 +125,7 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
     texts = [(file.text(), PurePath(file.name).suffix.lower()) for file in (a, b)]
     values = [None if text is None else parsed(text, ending) for text, ending in texts]
     if None not in values:
-        for value, x, y in islice(unequal_values(*values), _MOST):
+        for value, x, y in islice(unequal_values(values[0], values[1]), _MOST):
             yield Difference(FILES, f"{shown}: {value}", x, y, value)
     elif texts[0][0] is None or texts[1][0] is None:
         yield Difference(FILES, shown, a.digest, b.digest)
