@@ -13,6 +13,7 @@ from introspect_cli.compare.answer.causes import (
     likely_words,
     parsed_lines,
     ranked_candidates,
+    ranked_code,
 )
 from introspect_cli.compare.answer.compared import (
     cut_short,
@@ -61,7 +62,6 @@ from introspect_cli.records import Kind, Phase
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.compare.answer.causes import ChangedCode
     from introspect_cli.compare.answer.compared import Compared
     from introspect_cli.compare.changes.statements import CodeChanges
     from introspect_cli.compare.outcome import RankOutcome
@@ -118,10 +118,10 @@ def origins_of(at: View, outcomes: Sequence[RankOutcome], lost: Sequence[Part]) 
             yield Origin(sentence(story.head, story.findings, (), story.more), divergence)
 
 
-def _code_and_settings(compared: Compared, at: View, changed: ChangedCode | None) -> CodeChanges | None:
+def _code_and_settings(compared: Compared, at: View, changed: CodeChanges | None) -> CodeChanges | None:
     """How the source differs, nearest first; None without `changed`. Sets `at.settings`, the heaviest first."""
     a, b, offset = compared.a, compared.b, any(outcome.offset for outcome in compared.outcomes)
-    code = None if changed is None else changed.ranked_by(lambda: clues_of(at))
+    code = ranked_code(changed, lambda: clues_of(at))
     differ = setting_changes(a, b, at, reason_named(at.cause.reason), offset=offset)
     if not (at.rounding or _is_by_chance(at)):
         code = mark_only_change(code, differ)
@@ -220,7 +220,7 @@ def _nothing_changed_words(at: View, code: CodeChanges | None) -> tuple[str, ...
 # --- what of it leads to changed code
 
 
-def _lines_near(later: Divergence, at: View, code: CodeChanges | None, changed: ChangedCode | None) -> str:
+def _lines_near(later: Divergence, at: View, code: CodeChanges | None, changed: CodeChanges | None) -> str:
     """Lines of changed statements that are near a later divergence of the step, as if all before it agreed.
 
     Those that are near the first are left out; "" for none.
@@ -231,7 +231,7 @@ def _lines_near(later: Divergence, at: View, code: CodeChanges | None, changed: 
     before = np.isin(at.table.site, at.step.divergences.site[: at.step.sites.index(later.site)]) & ~at.table.one_sided
     step = Step(at.step.comparison, at.table.marked(before, WITHIN), at.step.begins, at.step.learned)
     there = View(replace(at.outcome, first=later, step=step, cause=judge(step, step.sites.index(later.site))), ())
-    near = changed.ranked_by(lambda: clues_of(there))
+    near = ranked_code(changed, lambda: clues_of(there)) or changed
     return some([one.change.place for one in near.likely if one.change.place in others])
 
 

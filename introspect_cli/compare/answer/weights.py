@@ -36,19 +36,15 @@ if TYPE_CHECKING:
 _ENV_STRONG = (
     r"^(CUDA|CUBLAS|CUDNN|NCCL|OMP|MKL|OPENBLAS|TORCH|PYTORCH|NVIDIA|KMP|GLOO|XLA|ATEN|DNNL|ONEDNN|TRITON|HIP|ROCM)"
 )
-_ENV_NAMES = (
-    r"^(WANDB|MLFLOW|NEPTUNE|COMET|CLEARML)_"
-    r"|(LOG|OUT|OUTPUT|SAVE|RUN|RESULTS?|EXP|EXPERIMENT)_?(DIR|PATH|NAME|ID|FILE|ROOT|TAG)$|_PORT$"
-)
 _WHICH_DEVICE = re.compile(r"\buuid$")
 _OF_RESULTS = (
     r"(?i)(^|\.)-*(o|out|outputs?|results?|logs?|save|name|exp|experiment|run|tag|port|host|date|time|timestamp|verbose|v"
-    r"|quiet|q|((out(put)?|results?|log(s|ging|ger)?|save|run|exp(eriment)?|project|job|group|work|wandb|tensorboard|tb"
+    r"|quiet|q|(wandb|mlflow|neptune|comet|clearml)_.*|((out(put)?|results?|log(s|ging|ger)?|save|run|exp(eriment)?|project|job|group|work|wandb|tensorboard|tb"
     r"|ckpt|checkpoint|cache|te?mp|model|master|dist|rdzv|report|print|profile)[-_.])+"
     r"(dir(ectory)?|path|file|folder|name|id|tag|group|port|addr|root|to|every|freq|interval|level|mode|steps|entity"
     r"|project|endpoint)|(log|save|out|result)(dir|file|path))$"
 )
-"""Options that say where results go and what a run is called: `--out-dir`, `hydra.run.dir`."""
+"""Options and variables that say where results go and what a run is called: `--out-dir`, `hydra.run.dir`."""
 
 _NUMERIC_PACKAGES = (
     r"^(torch|torchvision|torchaudio|triton|numpy|scipy|numba|nvidia|jax|tensorflow|flash|xformers|transformers|lightning"
@@ -63,10 +59,9 @@ _USUAL = 0.3
 _BUILT = frozenset({"loaders", "schedulers", "scalers"})
 _FIXED: tuple[tuple[AbstractSet[str], re.Pattern[str], float], ...] = (
     ({"environment"}, ENV_NOISE, 0.0),
-    ({"environment"}, re.compile(_ENV_NAMES), SAYS_NOTHING),
+    ({"environment", "command", *_BUILT}, re.compile(_OF_RESULTS), SAYS_NOTHING),
     ({"environment"}, re.compile(_ENV_STRONG), 0.65),
     ({"environment"}, re.compile(""), 0.25),
-    ({"command", *_BUILT}, re.compile(_OF_RESULTS), SAYS_NOTHING),
     ({"hardware"}, _WHICH_DEVICE, SAYS_NOTHING),
     ({"loaders"}, re.compile(r": prefetch_factor$"), _USUAL),
     ({"runtime", "hardware", "command"}, RUN_NOISE, 0.0),
@@ -194,7 +189,8 @@ def setting_changes(
     hyperparameters = at.tuned if at is not None else []
     recorded = {change.about for change in hyperparameters}
     resumes = read_by_one(a, b) if offset else set[str]()
-    for change in (*hyperparameters, *differences(a, b, at.first.rank if at is not None else None)):
+    of_place = () if at is None else (at.first.rank, at.step.comparison.rename or str)
+    for change in (*hyperparameters, *differences(a, b, *of_place)):
         weight, one_sided = _weight(change, at, reason, offset=offset), None in (change.a, change.b)
         if change.source == "command" and one_sided and file_name(change.a or change.b) in resumes:
             weight = SAYS_NOTHING  # it has the run resume, which is compared part by part
@@ -233,15 +229,10 @@ def weighed_by_code(
         rounding: whether the distance is of the size of rounding: if any setting that differs rounds otherwise, files
             keep their weight, so that flags and libraries come before code.
     """
-    rounding &= any(map(rounds_differently, settings))
-    code = code or CodeChanges()
-    nearest = {one.change.file: one for one in reversed(code.ranked)}
-    weights = {name: _NEAR[one.nearness] for name, one in nearest.items() if not (rounding and one.likely)}
-
-    def weighed(change: SettingChange) -> SettingChange:
-        """The setting with the weight of its file, if it is one."""
-        near = weights.get(change.name, change.weight) if change.explains else change.weight
-        weight = _IN_COMMENTS if change.name in {*code.in_comments, *code.in_names} else near
-        return change._replace(weight=weight) if change.source == "sources" else change
-
-    return tuple(sorted(map(weighed, settings), key=_WEIGHT, reverse=True))
+    keep, code = rounding and any(map(rounds_differently, settings)), code or CodeChanges()
+    near = {one.change.file: None if keep and one.likely else _NEAR[one.nearness] for one in reversed(code.ranked)}
+    near |= dict.fromkeys((*code.in_comments, *code.in_names), _IN_COMMENTS)
+    files = ((one, near.get(one.name) or one.weight) for one in settings if one.source == "sources")
+    weighed = [one._replace(weight=weight if one.explains else min(weight, one.weight)) for one, weight in files]
+    others = (one for one in settings if one.source != "sources")
+    return tuple(sorted((*others, *weighed), key=_WEIGHT, reverse=True))

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 Definition: TypeAlias = tuple[str, str]
@@ -264,6 +264,7 @@ class CodeChanges(NamedTuple):
         unread: files that differ and of which a text is not there, with why: `text` (a run did not keep it), `secret`
             (only what was redacted can differ, or comments), `binary`.
         compared: how many files either run has a digest of, one that was renamed counted once.
+        texts: files of a and of b by their names in b, until the changes are ranked.
     """
 
     ranked: tuple[Ranked, ...] = ()
@@ -271,6 +272,7 @@ class CodeChanges(NamedTuple):
     in_names: tuple[str, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     compared: int = 0
+    texts: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
 
     @property
     def likely(self) -> tuple[Ranked, ...]:

@@ -23,11 +23,13 @@ from introspect_cli.compare.settings.differences import (
     paired,
     unequal_values,
 )
-from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, optimizer_differences
+from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, Optimizers, optimizer_differences
 from introspect_cli.errors import StoreError
 from introspect_cli.texts import begin_alike, clean, gpu_names
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from introspect_cli.store.run import Run
 
 
@@ -216,12 +218,13 @@ _OF_A_GPU = frozenset({"cudnn", "nccl"})
 """Versions that a process knows once it uses a GPU: that one run alone has them says no more than that it did."""
 
 
-def differences(a: Run, b: Run, rank: int | None = None) -> Iterator[Difference]:
+def differences(a: Run, b: Run, rank: int | None = None, rename: Callable[[str], str] = str) -> Iterator[Difference]:
     """All settings of a rank of two runs (of the lowest, without one) that differ, noise included.
 
     A document that one run alone kept is no difference. First the command line, then other documents in the order of a,
     files that were read if both recorded them, and the options of `capture` that change a training. The script's
     folder does not count if both kept their sources. Seedings, draws and operators' arguments are compared elsewhere.
+    `rename` maps names of parameters of a to those of b.
     """
     every = (run.settings if rank is None else run.settings_of(rank) for run in (a, b))
     settings_a, settings_b = ({name: each[name] for name in each if name not in _NO_SETTINGS} for each in every)
@@ -230,9 +233,13 @@ def differences(a: Run, b: Run, rank: int | None = None) -> Iterator[Difference]
     if same_name and "sources" in settings_a and "sources" in settings_b:
         words_b[0] = words_a[0]  # what the script holds has a hash; its folder explains nothing
     yield from _document_differences("command", command_options(words_a), command_options(words_b))
-    for source in settings_a:
-        if source != "command" and source in settings_b:  # what one capture was asked not to keep is no change
-            yield from _document_differences(source, settings_a[source], settings_b[source])
+    # what one capture was asked not to keep is no change
+    for source in (name for name in settings_a if name != "command" and name in settings_b):
+        one, two = settings_a[source], settings_b[source]
+        if source == OPTIMIZERS:
+            yield from optimizer_differences(Optimizers(one, two, rename))
+        else:
+            yield from built_differences(one, two) if source == "built" else _document_differences(source, one, two)
     if all(FILES in run.settings for run in (a, b)):
         yield from file_differences(a, b)
     given = (run.manifest.get("options", {}) for run in (a, b))
@@ -245,9 +252,6 @@ def _document_differences(source: str, a: Mapping[str, object], b: Mapping[str, 
     A source file of one run alone has the value `imported`. Of `git` only commit (10 characters) and `dirty` count;
     versions of cuDNN and NCCL only if both runs have them.
     """
-    if source in {"built", OPTIMIZERS}:
-        yield from (built_differences if source == "built" else optimizer_differences)(a, b)
-        return
     for name, one, two in unequal_values(a, b):
         if source == "sources":
             both = one is not None and two is not None
