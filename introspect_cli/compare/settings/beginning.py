@@ -119,6 +119,8 @@ class Parting(NamedTuple):
         if one is not None and two is not None and one.seed and one.by == two.by and one.seed != two.seed != "":
             yield found("seeded", by=one.by, a=one.seed, b=two.seed, line=two.line or one.line or one.name)
         elif one is not None and two is not None and one.what == two.what:
+            if one.generator == SCRIPT:
+                return  # of what drew from it, nothing is on record
             yield found("other-state", draw=str(two), since=str(common[-1]) if common else "", before=before)
         elif one is not None or two is not None:
             yield found("draws-differ", a=one and str(one), b=two and str(two), before=before)
