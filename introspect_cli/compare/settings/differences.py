@@ -27,7 +27,6 @@ class Difference(NamedTuple):
         a: its value in a; None where only b has it.
         b: its value in b; None where only a has it.
         about: what it is about, where `name` says more: `lr` of `lr (group 1)`, the value in a configuration file.
-        of: the optimizers that have it, in words, where not all do.
     """
 
     source: str
@@ -35,7 +34,6 @@ class Difference(NamedTuple):
     a: Any
     b: Any
     about: str = ""
-    of: str = ""
 
 
 READ = "read"

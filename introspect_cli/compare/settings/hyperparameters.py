@@ -66,7 +66,7 @@ def hyperparameter_changes(
         every = {*members} == {each for each in groups if each[0] in owners}
         label = name if every else f"{name} (group {', '.join(dict.fromkeys(group for _, group in members))})"
         shown = f"{of} {label}" if of else label
-        named[shown] = Difference(RECORDED, shown, *values, name, of)
+        named[shown] = Difference(RECORDED, shown, *values, name)
     if "lr" in named:
         named.pop("initial_lr", None)  # a scheduler's note of where lr began; it says nothing more
     return list(named.values())

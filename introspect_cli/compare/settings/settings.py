@@ -44,7 +44,7 @@ _CHECKPOINTS = frozenset(
 )
 _MOST = 20
 _LONGEST = 60
-_MOST_NODES = 20_000
+_MOST_LINES = 20_000
 
 
 class ReadFile(NamedTuple):
@@ -142,8 +142,8 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
 def parsed(text: str, ending: str) -> Any:
     """JSON, YAML, TOML or INI as nested data, by the file's `ending`.
 
-    None for another ending, malformed text, more than `_MOST_NODES` values, and what is no list or mapping; for TOML
-    also before Python 3.11.
+    None for another ending, malformed text, YAML that shares more than `_MOST` values or has more than
+    `_MOST_LINES` lines, and what is no list or mapping; for TOML also before Python 3.11.
     """
     import configparser
 
@@ -151,8 +151,8 @@ def parsed(text: str, ending: str) -> Any:
         if ending == ".json":
             content = json.loads(text)
         elif ending in {".yaml", ".yml"}:
-            merged = text.count("*") if "<<" in text else 0  # what is merged is copied, and may grow without end
-            content = yaml.safe_load(text) if merged <= _MOST and text.count("\n") <= _MOST_NODES else None
+            shared = text.count("*")  # what is shared counts each time, and may grow without end
+            content = yaml.safe_load(text) if shared <= _MOST and text.count("\n") <= _MOST_LINES else None
         elif ending == ".toml" and sys.version_info >= (3, 11):
             import tomllib
 
@@ -165,18 +165,7 @@ def parsed(text: str, ending: str) -> Any:
             return None
     except (ValueError, yaml.YAMLError, configparser.Error, RecursionError):
         return None
-    return content if isinstance(content, (dict, list)) and _is_small(content) else None
-
-
-def _is_small(root: Any) -> bool:
-    """Whether nested data have at most `_MOST_NODES` values, what several share counted for each."""
-    waiting, count = [root], 0
-    while waiting and count <= _MOST_NODES:
-        value = waiting.pop()
-        count += 1
-        inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-        waiting.extend(inside)
-    return count <= _MOST_NODES
+    return content if isinstance(content, (dict, list)) else None
 
 
 def first_unequal_line(a: str, b: str) -> tuple[int, str | None, str | None] | None:
