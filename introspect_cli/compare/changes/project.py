@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from difflib import SequenceMatcher, get_close_matches
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from pathlib import PurePath
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -333,7 +333,7 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
         found = [
             one
             for one in differences(effects_of(a, other), effects_of(b, place))
-            if not (_is_called_as_often(one, *calls) or _is_default_of_one(one))
+            if not (_is_called_as_often(one, *calls) or _is_added_default(one, a.nodes[other], b.nodes[place]))
         ]
         yield from found
         if not found:  # the same values, of other calls: they may draw, or count
@@ -347,10 +347,20 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
             yield Difference(effect, None) if version is a else Difference(None, effect)
 
 
-def _is_default_of_one(one: Difference) -> bool:
-    """Whether the difference is a default that one version alone has: a call that leaves it out is one of that."""
+def _is_added_default(one: Difference, a: ast.AST, b: ast.AST) -> bool:
+    """Whether the difference is a default that one of two functions alone has, behind all that both have.
+
+    Calls of it mean what they meant.
+    """
     part = one.a or one.b
-    return part is not None and part.kind == "default" and None in one[:2]
+    if part is None or part.kind != "default" or None not in (one.a, one.b):
+        return False
+    mine, other = (a, b) if one.b is None else (b, a)
+    if not (isinstance(mine, FUNCTIONS) and isinstance(other, FUNCTIONS)):
+        return False
+    names, given = {argument.arg for argument, _ in parameters_of(other)}, mine.args
+    alone = [*takewhile(lambda each: each.arg not in names, reversed([*given.posonlyargs, *given.args]))]
+    return part.node in {*given.defaults[::-1][: len(alone)], *given.kw_defaults}
 
 
 def _is_called_as_often(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:
