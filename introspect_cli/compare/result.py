@@ -10,13 +10,14 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from introspect_cli.compare.changes.statements import CodeChanges
-from introspect_cli.labels import Labels, both_words
+from introspect_cli.labels import both_words
 from introspect_cli.selection import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from introspect_cli.compare.elements import Elements
+    from introspect_cli.labels import Label
     from introspect_cli.records import Site, Summary
 
 
@@ -158,8 +159,7 @@ class Size(str, Enum):
     STRUCTURAL = "structural"
 
 
-@dataclass(frozen=True)
-class Divergence:
+class Divergence(NamedTuple):
     """One site at one step whose records differ, or that only one run has.
 
     Attributes:
@@ -205,8 +205,8 @@ class Divergence:
     coarse: bool = False
     source: str = ""
     elements: Elements | None = None
-    labels: Labels = field(default_factory=dict)
-    labels_b: Labels = field(default_factory=dict)
+    labels: Mapping[str, Label] = {}
+    labels_b: Mapping[str, Label] = {}
 
     @property
     def only(self) -> str:
@@ -283,8 +283,7 @@ class Candidate(NamedTuple):
     line: str
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """Number of steps and records compared, by outcome.
 
     Attributes:
