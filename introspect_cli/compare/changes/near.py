@@ -51,6 +51,8 @@ _LOGS = re.compile(
 )
 _EVERYWHERE = frozenset(("self", "cls", "args", "kwargs", "config", "cfg", "torch", "nn", "np", "F"))
 """Names that stand in every other statement and lead everywhere."""
+_OF_EVERY_CLASS = frozenset(("__init__", "forward", "step", "train", "eval", "to", "backward"))
+"""Methods whose name does not say whose they are."""
 
 
 def _string_constants(nodes: Iterable[ast.AST | None]) -> Iterator[str]:
@@ -199,9 +201,10 @@ class Code:
     def functions_meant(self, name: str, by: Definition) -> list[Definition]:
         """Functions that a call of `name` in place `by` may mean.
 
-        Those of the same class; else of the same file; else all of that name, if they are at most `_MOST_MEANT`.
+        Those of the same class; else of the same file; else all of that name, if they are at most `_MOST_MEANT`. [] for
+        names in `_OF_EVERY_CLASS`.
         """
-        places = self.functions.get(name, [])
+        places = [] if name in _OF_EVERY_CLASS else self.functions.get(name, [])
         same_class = [place for place in places if place == (by[0], f"{by[1].rpartition('.')[0]}.{name}")]
         same_file = [place for place in places if place[0] == by[0]]
         return same_class or same_file or (places if len(places) <= _MOST_MEANT else [])
