@@ -72,6 +72,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "not-stepped": "in {other} no optimizer steps it here",
     # ranks
     "copies": "in {side} its copies on the ranks differ[: {text}]",
+    "not-reduced-proved": "the copies of {side} add up to, or average to, the other run's: it was not reduced",
     "parts": "in {side} its parts are not the whole: {text}",
     # splits
     "split-summed": "[gradients of b are {times} x those of a: ]in {side} the losses of the {number} microbatches of "

@@ -171,6 +171,8 @@ class Code:
                 if last_name(each.func) == "add_argument":
                     gives.update(text.lstrip("-").replace("-", "_") for text in _string_constants(each.args))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):  # it may change what it is of, or is handed
+            held = getattr(node.value.func, "value", node)
+            gives.update(n.attr for n in ast.walk(held) if isinstance(n, ast.Attribute) and held is not node)
             changed = [_innermost_object(node.value.func), *node.value.args]
             gives.update(key(n.id) for n in changed if isinstance(n, ast.Name))
         takes -= _EVERYWHERE

@@ -1,25 +1,31 @@
-"""Findings from several ranks: sums for means, unequal copies, incomplete parts."""
+"""Findings from several ranks: sums for means, unequal copies, collectives, incomplete parts.
+
+Sketches are linear: where the mean of the ranks' gradients equals the other run's gradient, the gradient was not
+reduced.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from introspect_cli.compare.ledger import At
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import finds, found, told
-from introspect_cli.compare.table import columns
+from introspect_cli.compare.table import OTHER, columns
 from introspect_cli.records import Joined, Kind, Site, Status, Summary
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.result import Divergence, Finding
     from introspect_cli.compare.step import Step
 
-_CLOSE = 1e-4
+_CLOSE, _APART = 1e-4, 1e-2
 
 
 def reduction_factor(at: View) -> str:
@@ -90,7 +96,9 @@ def find_unequal_copies(at: View) -> Iterator[Finding]:
         text = f"{rank_list(others)} / rank {base}"
     yield found("copies", side=side, text=text)
     if first.site.kind is Kind.GRAD:
-        yield found("not-reduced", side=side)
+        sketches = [copy.sketch for copy in _copies_by_rank(at, side, first.site).values()]
+        proved = OTHER[side] in both and _add_up_to(sketches, both[OTHER[side]].sketch)
+        yield found("not-reduced-proved" if proved else "not-reduced", side=side)
 
 
 def _copies_by_rank(at: View, name: str, site: Site) -> dict[int, Summary]:
@@ -113,6 +121,20 @@ def _copies_by_rank(at: View, name: str, site: Site) -> dict[int, Summary]:
             return {}
         copies[rank] = summary
     return copies
+
+
+def _add_up_to(copies: Sequence[Sequence[float]], wanted: Sequence[float]) -> bool:
+    """Whether gradients that are apart add up to, or average to, the other run's: by sketches, False without any.
+
+    They are apart by over `_APART` of their mean, and agree to `_CLOSE`, both relative.
+    """
+    if len(copies) < 2 or not wanted or not all(copies):
+        return False
+    held, one = np.array(copies, np.float64), np.array(wanted, np.float64)
+    mean = held.mean(axis=0)
+    apart = np.linalg.norm(held - mean, axis=1).max() > _APART * np.linalg.norm(mean)
+    far = min(np.linalg.norm(total - one) for total in (mean, mean * len(held)))
+    return bool(apart and far <= _CLOSE * np.linalg.norm(one))
 
 
 # --- parts
