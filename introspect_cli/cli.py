@@ -25,6 +25,7 @@ import click
 
 from introspect_cli.errors import IntrospectError, abridged, did_you_mean, scarcity
 from introspect_cli.exit_codes import UNDECIDED
+from introspect_cli.script.ending import leave
 from introspect_cli.version import __version__
 
 VERBS = {
@@ -159,11 +160,13 @@ def main() -> NoReturn:
     outcome = _exit_code_of(_run_verb)
     if callable(outcome):
         outcome = _exit_code_of(outcome)
-    if isinstance(outcome, int) and outcome >= 0:
-        sys.exit(outcome)
-    from introspect_cli.script.ending import leave
-
-    leave(outcome)
+    match outcome:  # nothing is called, where a signal's handler might raise
+        case BaseException():
+            raise outcome
+        case _ if outcome == -signal.SIGINT:
+            leave(outcome)
+        case _:
+            raise SystemExit(outcome)
 
 
 def _run_verb() -> int | Work:

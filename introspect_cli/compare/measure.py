@@ -65,6 +65,7 @@ class Layouts:
         dtype: int64, a number per dtype, the same in all `Layouts` of the process.
         stored: bool, whether the tensor is sparse, jagged or nested.
         scalar: bool, whether it has no dimensions.
+        matrix: bool, whether it has several.
         coarse: whether any layout is of bfloat16; not an array.
         shape: int64, a number per shape, the same in all `Layouts` of the process.
     """
@@ -84,6 +85,7 @@ class Layouts:
         # of sparse and nested ones, statistics and sketch have the values, and not where they stand
         self.stored = column(lambda layout: layout.strides.startswith(("sparse", "jagged", "nested")), np.bool_)
         self.scalar = column(lambda layout: not layout.shape, np.bool_)
+        self.matrix = column(lambda layout: len(layout.shape) > 1, np.bool_)
         self.shape = column(lambda layout: _NUMBERS.setdefault(tuple(layout.shape), len(_NUMBERS)), np.int64)
         self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
 
@@ -122,6 +124,14 @@ class Records:
         """How many elements of each record are so (`nans`); -1 where the batch did not count them."""
         values = self.batch.counts.get(name)
         return np.full(len(self.rows), -1) if values is None else np.asarray(values, np.int64)[self.rows]
+
+    @property
+    def lacks_sketch(self) -> Mask:
+        """Whether each record has no sketch: none was wanted, or its step was lean."""
+        sketch = self.batch.sketch
+        if sketch is None:
+            return np.ones(len(self.rows), np.bool_)
+        return np.asarray(np.isnan(sketch[self.rows]).all(axis=1))
 
     @property
     def norms(self) -> Floats:
@@ -174,15 +184,22 @@ def distances(one: Records, two: Records) -> tuple[Floats, Floats]:
     known = (one.layout("shape") == two.layout("shape")) & same_nonfinite(one, two)
     for at in np.flatnonzero(one.layout("stored") | two.layout("stored")).tolist():
         known[at] &= one.batch.text[int(one.rows[at])] == two.batch.text[int(two.rows[at])]
-    least = np.abs(sizes[0] - sizes[1])  # norms, extrema and means bound it from below
-    with np.errstate(invalid="ignore", over="ignore"):
-        for name, root in (("min", 1.0), ("max", 1.0), ("mean", np.sqrt(one.layout("numel")))):
-            least = np.fmax(least, root * np.abs(one.statistic(name) - two.statistic(name)))
+    least = least_distances(one, two)
+    with np.errstate(invalid="ignore"):
         # two changes that fell into one place of the sketch, and cancelled
         distance = np.where((least > 2 * distance) & (least > _EXACT * scale), least, distance)
     # where all that is finite is equal, what differs is where the rest is
     known &= (distance > 0) | (np.array([one.count(name) for name in _NOT_FINITE]) <= 0).all(axis=0)
     return np.where(known, distance, np.nan), scale
+
+
+def least_distances(one: Records, two: Records) -> Floats:
+    """What the L2 distance of each pair of records is at least, by their norms, extrema and means: float64 (n,)."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        least = np.abs(one.norms - two.norms)
+        for name, root in (("min", 1.0), ("max", 1.0), ("mean", np.sqrt(one.layout("numel")))):
+            least = np.fmax(least, root * np.abs(one.statistic(name) - two.statistic(name)))
+    return np.asarray(least)
 
 
 def relative(distance: Floats, scale: Floats) -> Floats:

@@ -26,11 +26,13 @@ from introspect_cli.script.ending import (
     strip_frames,
     strip_thread_tracebacks,
     summary,
+    tell,
 )
 from introspect_cli.script.target import fresh_main, is_container, load, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType, ModuleType
 
     from introspect_cli.script.target import Target
 
@@ -38,8 +40,8 @@ if TYPE_CHECKING:
 def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending], None]) -> Ending:
     """Run a script or module as `__main__`, and report an uncaught exception as python would.
 
-    The caller ends the process with `leave`, given what the script has raised, as the script would have: the
-    interpreter prints it, its traceback without introspect's frames. `__main__`, `sys.argv`, `sys.path[0]` and
+    The caller ends the process as the script would have, by raising what the script has raised: the interpreter prints
+    it, its traceback without introspect's frames. `__main__`, `sys.argv`, `sys.path[0]` and
     `threading.excepthook` stay as they are set for the script.
 
     Args:
@@ -63,7 +65,6 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     _raise_recursion_limit(executed=module is None)
     limit = sys.getrecursionlimit()
     raised: BaseException | None = None
-    ending: Ending | None = None
     try:
         if module is not None:
             import runpy
@@ -78,40 +79,56 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     except BaseException as error:  # whatever ends a script ends it
         raised = error
     of_script, asked = raised, 0
+    ending: Ending | None = None
     for again in (False, True):
         try:
             asked = asked or sys.getrecursionlimit()
             sys.setrecursionlimit(max(asked, limit))  # room for our own work, however low the script has set it
             if module is None:
                 _flush_streams()
-            ending = ending_of(raised)
+            if ending is None or ending.raised is not raised:
+                ending = ending_of(raised)
             if os.getpid() == process:
                 ended(ending)
-            break
-        except BaseException as error:  # of a signal's handler, or ours
+            _prepare_end(ending, asked, main if module is None else None)
+        except BaseException as error:  # noqa: PERF203 - of a signal's handler, or ours
             if again:
                 raised = of_script
-                _tell(error)
+                tell(_failed(error))
             # somebody wants an end while we finish; of a timeout, say, the script had ended in time
             elif isinstance(error, (KeyboardInterrupt, SystemExit)) and isinstance(raised, SystemExit | None):
                 raised = error
-    with contextlib.suppress(RecursionError):
-        sys.setrecursionlimit(asked or limit)
-    if ending is None or ending.raised is not raised:
-        ending = ending_of(raised)
+        else:
+            return ending
+    ending = ending_of(raised)
+    _prepare_end(ending, asked or limit, main if module is None else None)
+    return ending
+
+
+def _prepare_end(ending: Ending, limit: int, main: ModuleType | None) -> None:
+    """Have the interpreter end by what the script has raised as it would alone, when that is raised again.
+
+    Args:
+        ending: how the script ended.
+        limit: the recursion limit that the script has set.
+        main: the script's `__main__`, from which python takes `__file__` before the `atexit` handlers; None for a
+            module's, which keeps it.
+    """
 
     def forget_file() -> None:
-        """Take `__file__` from the script, as python does before the `atexit` handlers."""
-        for name in ("__file__", "__cached__") if module is None else ():
+        """Take `__file__` from the script."""
+        for name in ("__file__", "__cached__") if main is not None else ():
             vars(main).pop(name, None)
 
+    raised = ending.raised
     if raised is not None and not isinstance(raised, SystemExit):
         strip_frames(raised)
         trace = raised.__traceback__
         hook_exceptions(lambda error: error.with_traceback(trace) if error is raised else None, forget_file)
     elif raised is None or sys.version_info >= (3, 14):
         forget_file()
-    return ending
+    with contextlib.suppress(RecursionError):
+        sys.setrecursionlimit(limit)
 
 
 def _call_guarded(callback: Callable[[], None]) -> None:
@@ -119,13 +136,12 @@ def _call_guarded(callback: Callable[[], None]) -> None:
     try:
         callback()
     except BaseException as error:  # the script must not pay for our mistakes
-        _tell(error)
+        tell(_failed(error))
 
 
-def _tell(error: BaseException) -> None:
-    """Print on stderr that a callback has failed."""
-    with contextlib.suppress(BaseException):
-        print(f"introspect: {summary(error)}; the script goes on unrecorded", file=sys.stderr)  # noqa: T201 - see above
+def _failed(error: BaseException) -> str:
+    """Sentence on a callback that has failed."""
+    return f"{summary(error)}; the script goes on unrecorded"
 
 
 def _flush_streams() -> None:
@@ -138,20 +154,14 @@ def _flush_streams() -> None:
 def _raise_recursion_limit(*, executed: bool) -> None:
     """Raise the recursion limit by the levels that introspect's frames take, so that the script has as many as alone.
 
-    How many these are differs from one version of python to the next, so it is measured by recursing to the limit.
-
     Args:
-        executed: whether the script will be run by `exec`, which took a level before python 3.12.
+        executed: whether the script will be run by `exec`, which takes a level before python 3.12; so does the one of
+            `python -m`.
     """
-    limit, deepest = sys.getrecursionlimit(), 0
-
-    def descend() -> None:
-        """Call itself until RecursionError, counting levels in `deepest`."""
-        nonlocal deepest
-        deepest += 1
-        descend()
-
-    with contextlib.suppress(RecursionError):
-        descend()
-    # one level is this function's
-    sys.setrecursionlimit(2 * limit - deepest - 1 + (executed and sys.version_info < (3, 12)))
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a frame
+    limit, before = sys.getrecursionlimit(), sys.version_info < (3, 12)
+    limit += before and executed
+    while frame is not None:
+        limit += 1 + (before and frame.f_code.co_name == "_run_code")
+        frame = frame.f_back
+    sys.setrecursionlimit(limit)
