@@ -177,6 +177,8 @@ EVENTS = (
           "optimizers'"),
     Event("optimizers", "torch.amp:GradScaler", ("step",), "_watch_scaler_step", "steps that are skipped for "
           "infinities"),
+    Event("optimizers", "deepspeed:DeepSpeedEngine", ("step",), "_watch_engine_step", "that groups which step in turn "
+          "are one step", raised=True, late=True),
     Event("operators", "torch.optim.optimizer", ("register_optimizer_step_pre_hook",), "_leave_for_optimizer", "that "
           "operators of an optimizer's step are left out", Treatment.HOOK),
     Event("operators", "torch.optim.optimizer", ("register_optimizer_step_post_hook",), "_return_after_optimizer",
