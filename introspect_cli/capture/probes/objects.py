@@ -28,7 +28,7 @@ from introspect_cli.tensors.values import plain
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
@@ -531,26 +531,18 @@ class BuiltProbe(GuardedProbe):
         self._described: dict[str, dict[str, dict[str, Any]]] = {}
         self._count = 0
 
-    def _watch_autocast(self, call: Call) -> Callable[[Any], None]:
-        """Called before autocast is entered; returns what notes `device dtype` (`cuda bfloat16`), if it is enabled."""
+    def _note_autocast(self, call: Call, _result: object) -> None:
+        """Note `device dtype` (`cuda bfloat16`), each once, where autocast was entered and is enabled."""
+        device = call.first.device
+        if torch.is_autocast_enabled(device):
+            dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+            if f"{device} {dtype}" not in self._autocast:
+                self._autocast[f"{device} {dtype}"] = None
+                self._context.facts["autocast"] = lambda: {"autocast": ", ".join(self._autocast)}
 
-        def entered(_result: object) -> None:
-            """Note the dtype, each once."""
-            device = call.first.device
-            if torch.is_autocast_enabled(device):
-                dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-                if f"{device} {dtype}" not in self._autocast:
-                    self._autocast[f"{device} {dtype}"] = None
-                    self._context.facts["autocast"] = lambda: {"autocast": ", ".join(self._autocast)}
-
-        return entered
-
-    def _watch_constructor(self, call: Call) -> Callable[[Any], None]:
-        """Called before a constructor; returns what passes the new object and the caller's line to `_note_object`."""
-        return lambda _: self._note_object(call.first, line_of(call.frame))
-
-    def _note_object(self, thing: object, line: str) -> None:
+    def _note_object(self, call: Call, _result: object) -> None:
         """Keep a new scheduler or scaler for `document`, each once, 64 in all; of a loader keep the line alone."""
+        thing, line = call.first, line_of(call.frame)
         if isinstance(thing, DataLoader):
             self._lines.set(thing, line)
             return

@@ -68,9 +68,9 @@ class OptimizerProbe(GuardedProbe):
         """Identities of the groups of the outermost optimizer that steps."""
         self._in_engine = False
 
-    def _note_new_optimizer(self, call: Call) -> Callable[[object], None]:
-        """Called before an optimizer is made; returns what tells the clock of it."""
-        return lambda _: self._context.clock.add_optimizer(call.first)
+    def _note_new_optimizer(self, call: Call, _result: object) -> None:
+        """Tell the clock of an optimizer that was made."""
+        self._context.clock.add_optimizer(call.first)
 
     def _watch_scaler_step(self, call: Call) -> Callable[[object], None]:
         """Called before a gradient scaler steps: records its scale; returns what ends the step if that was skipped."""

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from introspect_cli.capture.environment.sources import attributes_of
-from introspect_cli.capture.events import RAISED
 from introspect_cli.capture.frames import script_frames, variables_of
 from introspect_cli.capture.naming import parameters_in
 from introspect_cli.capture.probes.base import GuardedProbe
@@ -25,7 +24,7 @@ from introspect_cli.tensors.views import memory_of, unobserved
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Hashable, Iterator
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
@@ -54,22 +53,13 @@ class ProductProbe(GuardedProbe):
     lost = "what the script saves is"
     kind = Kind.PRODUCT
 
-    def _watch_save(self, call: Call) -> Callable[[object], None]:
-        """Called before something is saved; returns what records it once that has succeeded."""
-        held, place = ("tensors", "filename") if call.name == "save_file" else ("obj", "f")
-        return lambda result: (
-            None if result is RAISED else self._record_saved(call.given(0, held), _file_label(call.given(1, place)))
-        )
-
-    def _record_saved(self, held: object, name: str) -> None:
-        """Record the tensors in a saved object, 100,000 at most, without states of generators.
+    def _record_saved(self, call: Call, _result: object) -> None:
+        """Record the tensors in an object that was saved, 100,000 at most, without states of generators.
 
         Other probes record first what models hold now. In an unrecorded step only the name is noted, of 20 files.
-
-        Args:
-            held: what was saved.
-            name: of the file, see `_file_label`.
         """
+        held, place = ("tensors", "filename") if call.name == "save_file" else ("obj", "f")
+        name = _file_label(call.given(1, place))
         if not self._recorder.wanted:
             if len(self._context.saved_unseen) < MAX_FILE_NAMES:
                 self._context.saved_unseen[name] = None
@@ -77,11 +67,11 @@ class ProductProbe(GuardedProbe):
         clock = self._context.clock
         clock.tell("on_look")
         with unobserved():
-            call = self._context.count(self, name)
-            saved = [pair for pair in tensors_of(held) if not _is_random(*pair)][:MAX_SAVED_TENSORS]
+            number = self._context.count(self, name)
+            saved = [pair for pair in tensors_of(call.given(0, held)) if not _is_random(*pair)][:MAX_SAVED_TENSORS]
             info = SiteInfo()
             sites = [
-                self._recorder.site(Site(Phase.FORWARD, Kind.PRODUCT, name, call, path), info) for path, _ in saved
+                self._recorder.site(Site(Phase.FORWARD, Kind.PRODUCT, name, number, path), info) for path, _ in saved
             ]
             self._recorder.emit_many(sites, [tensor for _, tensor in saved])
 
