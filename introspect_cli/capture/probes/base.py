@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.records import Kind
 
+Args = tuple[Any, ...]
+"""Arguments of a call by position."""
+
+Kwargs = dict[str, Any]
+"""Arguments of a call by name."""
+
 
 class GuardedProbe:
     """Watches one thing, by methods that stand in the table of events (`events`), or are called like a moment.

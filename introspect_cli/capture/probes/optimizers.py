@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
     from introspect_cli.capture.naming import ParameterName
+    from introspect_cli.capture.probes.base import Args, Kwargs
 
 
 class OptimizerProbe(GuardedProbe):
@@ -122,9 +123,7 @@ class OptimizerProbe(GuardedProbe):
 
         return left
 
-    def _before_step(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def _before_step(self, optimizer: Optimizer, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
         """Before each `step`, record what an outermost one finds: hyper-parameters, state, gradients but a closure's.
 
         Before that, the optimizer is named, unless it has a closure, which may call a model first, and a parameter
@@ -190,7 +189,7 @@ class OptimizerProbe(GuardedProbe):
             self._record_gradients(optimizer, self._closures)
             self._closures += 1
 
-    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after_step(self, optimizer: Optimizer, args: Args, kwargs: Kwargs) -> None:
         """After each `step`, record what an outermost one leaves, parameters and state, then end the clock's step.
 
         Nothing for a step inside another or a DeepSpeed engine's, or one of checkpointing.
@@ -423,9 +422,7 @@ def _is_of_checkpointing(frame: FrameType) -> bool:
     )
 
 
-def _with_closure(
-    args: tuple[Any, ...], kwargs: dict[str, Any], then: Callable[[], None]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _with_closure(args: Args, kwargs: Kwargs, then: Callable[[], None]) -> tuple[Args, Kwargs]:
     """Positional and keyword arguments of a step, with a closure that calls `then()` after each evaluation."""
     named = kwargs.get("closure") is not None
     closure = kwargs["closure"] if named else args[1]
@@ -440,6 +437,6 @@ def _with_closure(
     return (args, {**kwargs, "closure": evaluate}) if named else ((args[0], evaluate, *args[2:]), kwargs)
 
 
-def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _has_closure(args: Args, kwargs: Kwargs) -> bool:
     """Whether `step` was given a closure, by name or as the first argument after the optimizer (`args[0]`)."""
     return kwargs.get("closure") is not None or (len(args) > 1 and callable(args[1]))
