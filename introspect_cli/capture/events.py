@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from torch.utils.hooks import RemovableHandle
-
     from introspect_cli.capture.guard import Guarded
 
     Handler = Callable[["Call"], Callable[[Any], None] | None]
@@ -193,18 +191,20 @@ by their probes: they are as many as torch has operators and the script has comp
 
 
 class Patches:
-    """Attributes that are replaced and hooks that are registered, to be taken out again."""
+    """Attributes that are replaced, hooks that are registered, and whatever else is to be taken out again."""
 
     def __init__(self) -> None:
-        """Start with nothing replaced."""
-        self._replaced: list[tuple[Any, str, object, object]] = []
-        self._hooks: list[RemovableHandle] = []
-        self._imports: list[ImportWatch] = []
+        """Start with nothing put in place."""
+        self._undo: list[Callable[[], object]] = []
 
     @property
     def are_put(self) -> bool:
-        """Whether anything is replaced or hooked now."""
-        return bool(self._replaced or self._hooks)
+        """Whether anything is in place now."""
+        return bool(self._undo)
+
+    def undo_by(self, *undo: Callable[[], object]) -> None:
+        """Have functions called by `remove`, each once or, where it was interrupted, twice."""
+        self._undo += undo
 
     def put(self, section: str, probe: Any, guarded: Guarded) -> None:
         """Put all rows of a section in place; a missing module, class or attribute is passed over.
@@ -220,8 +220,9 @@ class Patches:
         for event, home in ((row, home) for row in rows for home in row.homes.split()):
             module, put = home.partition(":")[0], functools.partial(self._put, event, home, probe, guarded)
             if event.late and module not in sys.modules:
-                self._imports.append(ImportWatch({module: put}))
-                self._imports[-1].install()
+                watch = ImportWatch({module: put})
+                self.undo_by(watch.remove)
+                watch.install()
             else:
                 put()
 
@@ -239,7 +240,7 @@ class Patches:
                 if event.treatment is Treatment.REPLACE:
                     self.replace(owner, name, method(original))
                 elif event.treatment is Treatment.HOOK:
-                    self.hold(original(_hook(method, guarded, compilers=event.compilers)))
+                    self.undo_by(original(_hook(method, guarded, compilers=event.compilers)).remove)
                 else:
                     if event.treatment is Treatment.AFTER:
                         method = functools.partial(functools.partial, method)
@@ -249,12 +250,8 @@ class Patches:
         """Set an attribute until `remove`; `warnings` do not count frames of a function that is put there."""
         if isinstance(replacement, FunctionType):
             uncounted(replacement)
-        self._replaced.append((owner, name, replacement, vars(owner).get(name, _MISSING)))
+        self.undo_by(functools.partial(_restore, owner, name, replacement, vars(owner).get(name, _MISSING)))
         setattr(owner, name, replacement)
-
-    def hold(self, *hooks: RemovableHandle) -> None:
-        """Keep handles of torch hooks; `remove` removes them."""
-        self._hooks += hooks
 
     def watch(self, owner: Any, name: str, function: str, guarded: Guarded, handler: Handler, event: Event) -> None:
         """Replace a function by one that calls it between two guarded sections, with the same arguments.
@@ -303,23 +300,22 @@ class Patches:
         self.replace(owner, name, watched)
 
     def remove(self) -> None:
-        """Restore the attributes, the last replaced first, and remove the hooks.
+        """Take out all that was put in place, the last first."""
+        while self._undo:
+            self._undo[-1]()
+            self._undo.pop()  # after it: whatever comes in between, none is left behind
 
-        An attribute that the script has replaced since stays: its replacement may call introspect's function, which
-        does only what the original does once its probe is off.
-        """
-        while self._imports:
-            self._imports.pop().remove()
-        while self._hooks:
-            self._hooks[-1].remove()
-            self._hooks.pop()  # after it: whatever comes in between, none is left behind
-        while self._replaced:
-            owner, name, replacement, original = self._replaced[-1]
-            if vars(owner).get(name) is replacement and original is _MISSING:
-                delattr(owner, name)
-            elif vars(owner).get(name) is replacement:
-                setattr(owner, name, original)
-            self._replaced.pop()
+
+def _restore(owner: Any, name: str, replacement: object, original: object) -> None:
+    """Put an attribute back.
+
+    One that the script has replaced since stays: its replacement may call introspect's function, which does only what
+    the original does once its probe is off.
+    """
+    if vars(owner).get(name) is replacement and original is _MISSING:
+        delattr(owner, name)
+    elif vars(owner).get(name) is replacement:
+        setattr(owner, name, original)
 
 
 def _names(owner: Any, glob: str) -> list[str]:

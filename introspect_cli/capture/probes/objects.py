@@ -303,13 +303,9 @@ class AttributeProbe(GuardedProbe):
         """Record nothing before `install`."""
         self._watched: dict[str, AttributeSnapshot] = {}
         super().__init__(context, then=self._watched.clear)
+        self._patches.undo_by(self._watched.clear)
         self._recorded: dict[str, ModuleInfo] = {}
         self._changes: dict[tuple[str, str], int] = {}
-
-    def remove(self) -> None:
-        """Stop listening, and drop the snapshots."""
-        super().remove()
-        self._watched.clear()
 
     def on_root(self, root: nn.Module) -> None:
         """Write rows for modules named since the last look, and for a root's with other attributes, mode or hooks.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -139,12 +140,8 @@ class ScriptCallsProbe(GuardedProbe):
     def install(self) -> None:
         """Begin to hear the calls that the script makes of `introspect_cli`."""
         super().install()
+        self._patches.undo_by(functools.partial(calls.unlisten, self))
         calls.listen(self)
-
-    def remove(self) -> None:
-        """Hear no more calls."""
-        calls.unlisten(self)
-        super().remove()
 
     def end_step(self) -> None:
         """End the step, as the script says so; from now on nothing else ends steps."""

@@ -293,6 +293,7 @@ class DrawProbe(GuardedProbe):
 
     def install(self) -> None:
         """Watch `torch.load`, and, if random states are recorded, what draws from generators or sets them."""
+        self._patches.undo_by(self._early.remove)
         self._early.put("beginning", self, self._guarded)
         self._is_early = True
         if Kind.RNG in self._context.kinds:
@@ -301,11 +302,6 @@ class DrawProbe(GuardedProbe):
             self._early.put("early draws", self, self._guarded)
             self._put("seedings")
         super().install()
-
-    def remove(self) -> None:
-        """Stop, and put back all that was replaced."""
-        super().remove()
-        self._early.remove()
 
     def document(self) -> dict[str, object]:
         """The document `settings/beginning`: events as lines of words, files read, and the script's own generators.
