@@ -24,7 +24,6 @@ from introspect_cli.capture.ranks.launchers import find_launch, run_directory
 from introspect_cli.capture.start import Start, numpy_state, prepare_torch, python_state
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED
-from introspect_cli.script.ending import Ending, HeldHandlers, leave
 from introspect_cli.script.run import run
 from introspect_cli.script.target import Target, check
 from introspect_cli.store.files import CHILDREN
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.guard import Guarded
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.read_files import ReadFiles
+    from introspect_cli.script.ending import Ending
     from introspect_cli.store.run_writer import Launch
 
 
@@ -107,26 +107,35 @@ def summary(capture: Capture, probes: Probes, manifest: dict[str, Any], *, lost:
     return f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {path}"
 
 
-def run_capture(target: Target, options: CaptureOptions, ready: Callable[[Path], None] | None = None) -> int:
-    """Run a script under capture in this process, then end the process.
+def run_capture(
+    target: Target, options: CaptureOptions, ready: Callable[[Path], None] | None = None
+) -> int | BaseException | None:
+    """Run a script or module under capture in this process.
 
     Args:
         target: the script or module and its arguments.
         options: what to record and where.
         ready: called with the run's directory before the script's first line.
 
+    Returns:
+        What is to end the process: what the script raised, or the exit code.
+
     Raises:
         UsageError: there is nothing to run.
         StoreError: the run's directory exists, or cannot be made.
-        SystemExit: at the end, with the exit code.
     """
     check(target)
     session = Session(target, options)
     if ready is not None:
         ready(session.path)
-    ending = run(target, started=session.start, ended=session.finish)
-    session.print_last_words()
-    leave(session.exit_code(ending))
+
+    def ended(ending: Ending) -> None:
+        """Close the run, and say what there is to say."""
+        session.finish(ending)
+        session.print_last_words()
+
+    ending = run(target, started=session.start, ended=ended)
+    return ending.raised if ending.exit_code else session.status
 
 
 class Session:
@@ -136,6 +145,7 @@ class Session:
         path: the run's directory.
         probes: what watches; None before torch is there.
         words: what there is to say at the end.
+        status: the exit status that a comparison asks for (`--stop`), once the run is over; None where none does.
     """
 
     def __init__(self, target: Target | None, options: CaptureOptions, launch: Launch | None = None) -> None:
@@ -153,12 +163,14 @@ class Session:
         self.path = path = run_directory(target, options.output, launch)
         self.probes: Probes | None = None
         self.words: list[str] = []
+        self.status: int | None = None
         self._unsent: list[str] = []
         store = StoreWriter.create(path, force=options.force, durable=options.durable, launch=launch)
         self._terminal = Terminal(launch, quiet=options.quiet)
         self._guard = guard = Guard(self._terminal.say)
         self._settings = guard.around("settings", "settings are")
         self._end = guard.around("session", "the end of the run is")
+        self._interpreter = Interpreter(guard)
         self._installed = contextlib.ExitStack()
         self._closed = self._followed = False
         self._store_lost = ""
@@ -206,12 +218,12 @@ class Session:
                 alive.stop_in_child()
 
         os.register_at_fork(after_in_child=in_child)
-        self._install(Interpreter(self._guard))
+        self._interpreter.install()
         if self._documents.files is not None:
             with self._guard.around("files", "files that the script reads are"):
                 self._install(self._documents.files)
 
-    def _install(self, thing: Interpreter | ReadFiles | Start) -> None:
+    def _install(self, thing: ReadFiles | Start) -> None:
         """Install something now, and have it removed at the end, the last installed first."""
         self._installed.callback(thing.remove)
         thing.install()
@@ -252,8 +264,10 @@ class Session:
             probes = Probes(self._capture, self._note_lost, box)
             listeners = probes.context.clock.listeners
             listeners["on_ending"].append(functools.partial(self._write_documents, probes.context))
-            listeners["on_tick"].append(functools.partial(self._end_step, probes.context))
             probes.install()
+            listeners["on_tick"].append(
+                functools.partial(self._end_step, probes.context)
+            )  # last: it may end the script
             self.probes = probes
 
     def _tell(self, sentence: str) -> None:
@@ -291,27 +305,18 @@ class Session:
             # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
             raise SystemExit(0)
 
-    def exit_code(self, ending: Ending) -> int | None:
-        """Exit code of the whole process: the script's if it is not 0, else the one of the comparison (`--stop`).
-
-        Without a comparison it is the script's, None where that was not seen.
-        """
-        status = self.reference.status
-        return ending.exit_code if status is None or ending.exit_code else status
-
     def finish(self, ending: Ending) -> None:
         """Remove the probes, write what remains, and close the store; at the first call alone.
 
-        Then wait for publishers and comparison, 30 seconds at most for each. Signals are held until all is done.
+        Then wait for publishers and comparison, 30 seconds at most for each. Signals wait until all is done; what their
+        handlers raise comes out.
         """
-        if self._closed:
-            return
-        held = HeldHandlers()
-        held.hold()
         try:
-            self._finish(ending)
+            with self._end:
+                if not self._closed:
+                    self._finish(ending)
         finally:
-            held.release()
+            self._interpreter.remove()
 
     def _finish(self, ending: Ending) -> None:
         """Do the work of `finish`; a failure in one part does not keep the others from being done."""
@@ -362,6 +367,7 @@ class Session:
         box = probes.context.policy.box if probes is not None else None
         before = len(box.written) if box is not None else 0
         self.words += self.reference.finish(probes.context.recorder if probes is not None else None)
+        self.status = self.reference.status
         if box is not None and len(box.written) > before:  # the comparison has said only now that the runs diverge
             with self._writing(self._end):
                 self._capture.store.write_manifest(self._manifest | {"kept_around": box.written})

@@ -519,24 +519,6 @@ class _Mark:
     __slots__ = ("__weakref__",)
 
 
-def _call_all(listeners: list[Callable[[], None]]) -> None:
-    """Call every listener, then raise the first exception that any raised.
-
-    One that Ctrl-C stopped is called a second time at once.
-    """
-    raised: list[BaseException] = []
-    for listener in listeners:
-        try:
-            listener()
-        except KeyboardInterrupt as error:  # noqa: PERF203 - a call of another function would cost more
-            raised.append(error)
-            listener()  # which it stopped
-        except BaseException as error:
-            raised.append(error)
-    if raised:
-        raise raised.pop(0)
-
-
 MOMENTS = (
     *("on_forward", "on_root", "on_made", "on_root_left", "on_begin", "on_after_optimizer"),
     *("on_ending", "on_tick", "on_restart", "on_evaluation", "on_look"),
@@ -817,25 +799,13 @@ class StepClock:
             self.tick()
 
     def tick(self) -> None:
-        """Call the `on_ending` listeners, end the step and begin the next, then call all `on_tick` listeners.
-
-        Ctrl-C in between stops none of this, and is raised at the end.
-        """
-        try:
-            self.ticks += 1
-            self._forwards = self._backwards = 0
-            self._model_ran = False
-            self._ran_with_gradients.clear()
-            self.evaluation.end_step()
-            self._parts.clear()
-            self.tell("on_ending")
-        finally:  # also where an interrupt comes for the second time: the next step begins
-            step = self._recorder.step
-            try:
-                self._recorder.tick()
-            except KeyboardInterrupt:
-                if self._recorder.step == step:  # it came before the step could end
-                    self._recorder.tick()
-                raise
-            finally:
-                _call_all(self.listeners["on_tick"])
+        """Call the `on_ending` listeners, end the step and begin the next, then call the `on_tick` listeners."""
+        self.ticks += 1
+        self._forwards = self._backwards = 0
+        self._model_ran = False
+        self._ran_with_gradients.clear()
+        self.evaluation.end_step()
+        self._parts.clear()
+        self.tell("on_ending")
+        self._recorder.tick()
+        self.tell("on_tick")

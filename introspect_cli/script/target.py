@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib.machinery
 import os
 import re
@@ -98,16 +99,10 @@ def _check_module(module: str) -> None:
 
     top = module.partition(".")[0]  # finding a submodule would run its package
     spec = None
-    saved = sys.path[:]
-    if not _has_safe_path():
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109 - an entry of sys.path is text
-    try:
-        spec = importlib.util.find_spec(top) if top else None
-    except (ImportError, ValueError):
-        spec = None
-    finally:
-        sys.path[:] = saved
-    if spec is None:
+    with contextlib.suppress(ImportError, ValueError):
+        here = [] if _has_safe_path() else [os.getcwd()]  # noqa: PTH109 - an entry of sys.path is text
+        spec = importlib.machinery.PathFinder.find_spec(top, [*here, *sys.path]) or importlib.util.find_spec(top)
+    if spec is None or not top:
         raise UsageError(f"no module named {module!r}: -m looks in this directory and among installed packages")
 
 

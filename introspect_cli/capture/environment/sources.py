@@ -264,6 +264,42 @@ _LARGEST = 8 << 20
 _SHOWN = 3
 
 
+class Texts:
+    """Keeps texts of files in a run, without secrets and each content once, as far as there is room."""
+
+    def __init__(self, keep: Callable[[str, bytes], None] | None, patterns: tuple[str, ...], room: int) -> None:
+        """Keep nothing yet.
+
+        Args:
+            keep: takes the digest and the text of a file; None where no text is wanted.
+            patterns: globs over names whose values are secret.
+            room: bytes of all texts.
+        """
+        self._keep, self._patterns, self._room = keep, patterns, room
+        self._kept: set[str] = set()
+
+    def add(self, digest: str, data: bytes, redacted: Callable[[str, tuple[str, ...]], str]) -> bool:
+        """Keep the text of a file; nothing for a binary one. False where it is above the limit of a file or of all.
+
+        Args:
+            digest: of the file's content.
+            data: the content.
+            redacted: gives a text without secrets, of which names match patterns.
+        """
+        if self._keep is None or digest in self._kept:
+            return True
+        text, encoding = decoded(data)
+        if text is None:
+            return True
+        if len(data) > min(LIMIT_FILE, self._room):
+            return False
+        clean = redacted(text, self._patterns)
+        self._keep(digest, data if clean == text else clean.encode(encoding, "surrogateescape"))
+        self._kept.add(digest)
+        self._room -= len(data)
+        return True
+
+
 class SourceFiles:
     """Reads source files, each once.
 
@@ -271,27 +307,23 @@ class SourceFiles:
         digests: of what was read, by name.
     """
 
-    def __init__(self, keep: Callable[[str, bytes], None] | None, patterns: tuple[str, ...], began: float) -> None:
+    def __init__(self, texts: Texts, began: float) -> None:
         """Read nothing yet.
 
         Args:
-            keep: takes the digest and the text of a file; None where no text is wanted.
-            patterns: globs over names whose values are secret.
+            texts: keeps the text of each file.
             began: when the process began, as the clock of the file system counts.
         """
         self.digests: dict[str, str] = {}
-        self._keep = keep
-        self._patterns = patterns
+        self._texts = texts
         self._began = began
         self._seen: set[str] = set()
-        self._bytes = 0
-        self._kept: set[str] = set()
         self._left_out: list[str] = []
         self._younger: list[str] = []
         self._unread: list[str] = []
 
     def add(self, name: str, data: bytes) -> None:
-        """Note the digest of a file's content, and have its text kept, unless one of the same content was.
+        """Note the digest of a file's content, and have its text kept.
 
         Nothing if the name was added before: the first content stands.
 
@@ -301,8 +333,8 @@ class SourceFiles:
         """
         if name not in self.digests:
             self.digests[name] = digest = source_digest(data)
-            if self._keep is not None and digest not in self._kept:
-                self._keep_text(name, digest, data)
+            if not self._texts.add(digest, data, redact.source):
+                self._left_out.append(name)
 
     def read_imports(self) -> bool:
         """Read the user's files that were imported since the last call, and a `__main__` without a file.
@@ -343,23 +375,6 @@ class SourceFiles:
                 f"{_head_of(self._younger)} changed after the script began: what is recorded may not be what ran"
             )
         return sentences
-
-    def _keep_text(self, name: str, digest: str, data: bytes) -> None:
-        """Hand a file's text, without secrets, to `keep`; nothing for a binary file.
-
-        Where it is above the limit of a file or of all files, only its name is noted.
-        """
-        assert self._keep is not None
-        text, encoding = decoded(data)
-        if text is None:
-            return
-        if len(data) > LIMIT_FILE or self._bytes + len(data) > LIMIT_RUN:
-            self._left_out.append(name)
-            return
-        clean = redact.source(text, self._patterns)
-        self._keep(digest, data if clean == text else clean.encode(encoding, "surrogateescape"))
-        self._kept.add(digest)
-        self._bytes += len(data)
 
 
 def _head_of(names: list[str]) -> str:

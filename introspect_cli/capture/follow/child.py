@@ -134,20 +134,15 @@ class Follower:
 
     def _hook_end(self) -> None:
         """Have `atexit` call `finish`; note an uncaught exception, if `sys.excepthook` is python's own."""
-        from introspect_cli.script.ending import strip_frames
+        from introspect_cli.script.ending import hook_exceptions, strip_frames
 
-        shown = sys.excepthook
+        def note(error: BaseException) -> None:
+            """Note an uncaught exception, and remove introspect's frames from it."""
+            self._raised = error
+            strip_frames(error)
 
-        def hook(cls: type[BaseException], value: BaseException, tb: Any) -> None:
-            """Note an uncaught exception, remove introspect's frames from it, and show it as the hook before did."""
-            self._raised = value
-            with contextlib.suppress(Exception):
-                strip_frames(value)
-                tb = value.__traceback__
-            shown(cls, value, tb)
-
-        if shown is sys.__excepthook__:
-            sys.excepthook = hook
+        if sys.excepthook is sys.__excepthook__:
+            hook_exceptions(note)
         atexit.register(self.finish)
 
     def finish(self) -> None:
@@ -163,7 +158,7 @@ class Follower:
         else:
             session.finish(Ending(None, "ended"))
         said = [] if session.rank else [f"{self.process.name}: {words}" for words in session.words]
-        self._leave_note("finished", run=str(session.path), said=said, code=session.reference.status)
+        self._leave_note("finished", run=str(session.path), said=said, code=session.status)
 
     def _leave_note(self, state: str, run: str = "", said: list[str] | None = None, code: int | None = None) -> None:
         """Leave a note of this process, replacing its last one.
