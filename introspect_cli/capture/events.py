@@ -167,10 +167,6 @@ EVENTS = (
     Event("optimizers", "torch.amp:GradScaler", "step", "_watch_scaler_step", "steps that are skipped for infinities"),
     Event("optimizers", "deepspeed:DeepSpeedEngine", "step", "_watch_engine_step", "that groups which step in turn "
           "are one step", raised=True, late=True),
-    Event("operators", _OPTIMIZER, "register_optimizer_step_pre_hook", "_leave_for_optimizer", "that operators of an "
-          "optimizer's step are left out", Treatment.HOOK),
-    Event("operators", _OPTIMIZER, "register_optimizer_step_post_hook", "_return_after_optimizer", "as above",
-          Treatment.HOOK),
     Event("compile", "torch", "compile", "stand_in_for_compile", "what a compiled region runs", Treatment.REPLACE),
     Event("modules", "torch.nn:Module", "__call__", "stand_in_for_call", "inputs and outputs of modules",
           Treatment.REPLACE),
