@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import functools
 import sys
-import threading
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -268,7 +267,6 @@ class OpMode(TorchDispatchMode):
         """Set the probe that operators are reported to; the mode is on no stack before `enter_stack`."""
         super().__init__()  # type: ignore[no-untyped-call] # torch's
         self.probe = probe
-        self._pushed = threading.local()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -299,15 +297,11 @@ class OpMode(TorchDispatchMode):
         """Push the mode onto this thread's stack of dispatch modes; nothing if any mode, even this one, is on it."""
         if private_api.modes_pushed() == 0:
             private_api.push_mode(self)
-            self._pushed.mode = self
 
     def leave_stack(self) -> None:
-        """Pop the mode if this thread pushed it and it is on top; below a mode of the script's it stays."""
-        if getattr(self._pushed, "mode", None) is None:
-            return
+        """Pop the mode if it is on top of this thread's stack; below a mode of the script's it stays."""
         if private_api.top_mode() is self:
             private_api.pop_mode()
-            self._pushed.mode = None
 
 
 class OpProbe(GuardedProbe):
