@@ -95,12 +95,12 @@ class OptimizerProbe(GuardedProbe):
 
         Returns:
             what records the parameters and ends the step, if any group has been stepped: each is a step of torch's
-            optimizer, which has flat tensors. None for an engine that has torch's optimizer itself.
+            optimizer, which has flat tensors. None for an engine without one inside an optimizer of DeepSpeed's.
         """
         engine, context, stepped = call.first, self._context, self._stepped
-        if isinstance(engine.optimizer, torch.optim.Optimizer):
+        optimizer = getattr(engine.optimizer, "optimizer", None)
+        if not isinstance(optimizer, torch.optim.Optimizer):
             return None
-        optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
         context.guard.note(ZERO)
         self._in_engine = True
         if self._recorder.wanted and not context.count(self):

@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import nn
 
 from introspect_cli.capture.environment.sources import is_users, relative
 from introspect_cli.capture.events import DRAWS, Patches
-from introspect_cli.capture.frames import instances_in, line_of, script_frames
+from introspect_cli.capture.frames import instances_in, line_of, outward, script_frames
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.start import numpy_state, python_state
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
@@ -534,14 +535,9 @@ def _file_name(source: object) -> str:
 
 def _is_checkpointing(frame: FrameType) -> bool:
     """Whether a frame or any of its 3 nearest callers runs `torch.utils.checkpoint`."""
-    there: FrameType | None = frame
-    for _ in range(_BETWEEN):  # its function, or `fork_rng` and what leaves that
-        if there is None:
-            return False
-        if there.f_globals.get("__name__") == _CHECKPOINTING:
-            return True
-        there = there.f_back
-    return False
+    # its function, or `fork_rng` and what leaves that
+    near = islice(outward(frame), _BETWEEN)
+    return any(each.f_globals.get("__name__") == _CHECKPOINTING for each in near)
 
 
 def _seed_or_digest(call: Call) -> object:
@@ -554,4 +550,4 @@ def _seed_or_digest(call: Call) -> object:
             data = value.cpu().numpy().tobytes()
     else:
         data = repr(value).encode()
-    return f"#{blake2b(data, digest_size=8).hexdigest()}"
+    return f"#{_digest(data)}"
