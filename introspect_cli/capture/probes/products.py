@@ -303,16 +303,16 @@ def _name(path: ObjectPath) -> str:
     return clean(text[1:], 80)
 
 
-def _scopes() -> dict[CodeType | str, Any]:
-    """Where variables are: globals by module name, and the frame that runs each code object, the outermost if several.
+def _scopes() -> dict[CodeType | str, dict[str, Any]]:
+    """Variables: globals by module name, and locals by code object, those of the outermost frame if several run it.
 
     `__main__` comes first, then what the script's frames have, from the outermost to the innermost.
     """
-    scopes: dict[CodeType | str, Any] = {"__main__": vars(sys.modules["__main__"])}
+    scopes: dict[CodeType | str, dict[str, Any]] = {"__main__": vars(sys.modules["__main__"])}
     for frame in [*script_frames()][::-1]:
         scopes[str(frame.f_globals.get("__name__"))] = frame.f_globals
         if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            scopes.setdefault(frame.f_code, frame)
+            scopes.setdefault(frame.f_code, variables_of(frame))
     return scopes
 
 
@@ -346,7 +346,7 @@ def _candidates(fewest: int, most: int) -> Iterator[tuple[ObjectPath, object]]:
     waiting = deque(
         (ObjectPath(scope, (name,)), value)
         for scope, variables in _scopes().items()
-        for name, value in list((variables if type(variables) is dict else variables_of(variables)).items())
+        for name, value in list(variables.items())
         if not name.startswith("__")
     )
     while waiting and len(seen) < MAX_OBJECTS:
@@ -369,16 +369,15 @@ def _candidates(fewest: int, most: int) -> Iterator[tuple[ObjectPath, object]]:
                 waiting.extend((ObjectPath(path.scope, (*path.keys, key)), item) for key, item in inside.items())
 
 
-def _object_at(path: ObjectPath, scopes: dict[CodeType | str, Any]) -> object:
+def _object_at(path: ObjectPath, scopes: dict[CodeType | str, dict[str, Any]]) -> object:
     """The object that a path leads to now; None where it leads to nothing.
 
     Args:
         path: to it.
         scopes: as `_scopes` gives them.
     """
-    scope = scopes.get(path.scope)
-    value: Any = scope if scope is None or type(scope) is dict else variables_of(scope)
-    for number, key in enumerate(path.keys):
-        held = value if not number else _parts_of(value)
-        value = held.get(key) if type(held) is dict else None
+    held, value = scopes.get(path.scope, {}), None
+    for key in path.keys:
+        value = held.get(key)
+        held = _parts_of(value)
     return value
