@@ -105,8 +105,8 @@ class OptimizerProbe(GuardedProbe):
         self._in_engine = True
         if self._recorder.wanted and not context.count(self):
             name = self._names.name(optimizer, type(optimizer).__name__)
-            self._note_settings(name, optimizer, [])
             with unobserved():
+                self._note_settings(name, optimizer, [])
                 context.clock.begin()
                 self._record_hyperparameters(optimizer, name)
 
