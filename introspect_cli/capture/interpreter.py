@@ -98,7 +98,7 @@ class Interpreter:
     def install(self) -> None:
         """Wrap the handlers set now; replace `signal.signal`, `signal.getsignal` and walkers of `traceback`."""
         self._set = signal.signal
-        self._exchange_handlers(lambda handler: _Waiting(handler) if _may_raise(handler) else None)
+        self._exchange_handlers(_that_waits)
         self._patches.put("interpreter", self, self._guarded)
 
     @staticmethod
@@ -107,7 +107,7 @@ class Interpreter:
 
         @functools.wraps(original)
         def set_handler(signalnum: int, handler: Any) -> Any:
-            return _handler_of(original(signalnum, _Waiting(handler) if _may_raise(handler) else handler))
+            return _handler_of(original(signalnum, _that_waits(handler)))
 
         return set_handler
 
@@ -160,26 +160,21 @@ class Interpreter:
         One that raises meanwhile leaves those before it wrapped, in which nothing waits any more.
         """
         self._patches.remove()
-        self._exchange_handlers(_unwrapped)
+        self._exchange_handlers(_handler_of)
 
-    def _exchange_handlers(self, exchange: Any) -> None:
-        """Set each signal's handler to `exchange(handler)`, unless that is None; nothing outside the main thread."""
+    def _exchange_handlers(self, exchange: Callable[[Any], Any]) -> None:
+        """Set each signal's handler to `exchange(handler)`; nothing outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return  # python lets no other thread set handlers
         for number in sorted(signal.valid_signals(), key=signal.SIGINT.__eq__):
-            new = exchange(signal.getsignal(number))
-            if new is not None:
+            handler = signal.getsignal(number)
+            if (new := exchange(handler)) is not handler:
                 self._set(number, new)
 
 
-def _may_raise(handler: Any) -> bool:
-    """Whether a handler is python code, which may raise: not SIG_DFL, SIG_IGN or None."""
-    return callable(handler) and not isinstance(handler, signal.Handlers)
-
-
-def _unwrapped(handler: Any) -> Any:
-    """The script's own handler inside a wrapper; None for a handler that is not wrapped."""
-    return handler.handler if isinstance(handler, _Waiting) else None
+def _that_waits(handler: Any) -> Any:
+    """A handler that waits for the end of guarded sections, of python code, which may raise; any other as it is."""
+    return _Waiting(handler) if callable(handler) and not isinstance(handler, signal.Handlers) else handler
 
 
 def _handler_of(handler: Any) -> Any:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from introspect_cli.capture.options import AGAIN, HEADINGS, HOW, SHORT, WHEN, CaptureOptions, described, options_of
-from introspect_cli.capture.processes import command_of
 from introspect_cli.commands.shared import GroupedOption, compared_as, declare, say
 from introspect_cli.errors import UsageError
+from introspect_cli.script.processes import command_of
 from introspect_cli.script.target import Target, check
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact
-from introspect_cli.capture.processes import described
+from introspect_cli.script.processes import described
 from introspect_cli.store.sources import LIMIT_FILE, LIMIT_RUN
 from introspect_cli.sums import source_digest
 from introspect_cli.texts import count
@@ -137,20 +137,8 @@ def is_users(path: str) -> bool:
         return False
     if path.startswith(_STDLIB) and f"{os.sep}site-packages{os.sep}" not in path:
         return False  # Debian's `sitecustomize.py` is a link to /etc
-    real = _real_path(path)
+    real = os.path.realpath(path)
     return not real.startswith((*_FOREIGN, PACKAGE)) and f"{os.sep}site-packages{os.sep}" not in real
-
-
-def _real_path(path: str) -> str:
-    """`os.path.realpath`, the directory's part cached: quick for thousands of files in some hundred directories."""
-    directory, name = os.path.split(path)
-    if not path.startswith(os.sep):
-        return os.path.realpath(path)
-    real = os.path.join(_real_directory(directory), name)  # noqa: PTH118 - compared as text
-    return os.path.realpath(real) if name in {"", ".", ".."} or os.path.islink(real) else real  # noqa: PTH114 - as above
-
-
-_real_directory = functools.lru_cache(maxsize=4096)(os.path.realpath)
 
 
 def relative(path: str) -> str:
@@ -164,7 +152,7 @@ def relative(path: str) -> str:
     _, marker, rest = real.rpartition(f"{os.sep}site-packages{os.sep}")
     if marker:
         return rest
-    places = [_real_directory(place) + os.sep for place in sys.path if isinstance(place, str)]
+    places = [os.path.realpath(place) + os.sep for place in sys.path if isinstance(place, str)]
     found = max((place for place in places if real.startswith(place)), key=len, default="")
     return real[len(found) :] if found else Path(real).name
 
@@ -262,6 +250,15 @@ CODE, NOTEBOOK, STDIN = "-c", "<notebook>", "<stdin>"
 _LARGEST = 8 << 20
 """Bytes of a file that is digested."""
 _SHOWN = 3
+_LEFT_OUT = (
+    f"the text of {{}} is not kept: a run keeps at most {LIMIT_FILE >> 20} MB of a file and {LIMIT_RUN >> 20} MB of "
+    "all files"
+)
+_UNREAD = (
+    f"{{}} cannot be read, being larger than {_LARGEST >> 20} MB or gone since it was imported: whether it is the same "
+    "in another run is not known"
+)
+_YOUNGER = "{} changed after the script began: what is recorded may not be what ran"
 
 
 class Texts:
@@ -318,9 +315,7 @@ class SourceFiles:
         self._texts = texts
         self._began = began
         self._seen: set[str] = set()
-        self._left_out: list[str] = []
-        self._younger: list[str] = []
-        self._unread: list[str] = []
+        self._told: dict[str, list[str]] = {_LEFT_OUT: [], _UNREAD: [], _YOUNGER: []}
 
     def add(self, name: str, data: bytes) -> None:
         """Note the digest of a file's content, and have its text kept.
@@ -334,7 +329,7 @@ class SourceFiles:
         if name not in self.digests:
             self.digests[name] = digest = source_digest(data)
             if not self._texts.add(digest, data, redact.source):
-                self._left_out.append(name)
+                self._told[_LEFT_OUT].append(name)
 
     def read_imports(self) -> bool:
         """Read the user's files that were imported since the last call, and a `__main__` without a file.
@@ -349,32 +344,17 @@ class SourceFiles:
             status, data = _read_regular(path)
             if data is not None and status is not None:
                 if status.st_mtime > self._began and name not in self.digests and not _is_as_compiled(path, status):
-                    self._younger.append(name)
+                    self._told[_YOUNGER].append(name)
                 self.add(name, data)
             elif os.path.isabs(path) and path.endswith(".py") and _is_or_was_file(path):  # noqa: PTH117 - text is at hand
-                self._unread.append(name)
+                self._told[_UNREAD].append(name)
         for name, text in _main_without_file():
             self.add(name, text.encode("utf-8", "surrogatepass"))
         return len(self.digests) > before
 
     def notes(self) -> list[str]:
         """Sentences on texts left out for size, on unreadable files, and on files changed since the process began."""
-        sentences = []
-        if self._left_out:
-            sentences.append(
-                f"the text of {_head_of(self._left_out)} is not kept: a run keeps at most {LIMIT_FILE >> 20} MB of a "
-                f"file and {LIMIT_RUN >> 20} MB of all files"
-            )
-        if self._unread:
-            sentences.append(
-                f"{_head_of(self._unread)} cannot be read, being larger than {_LARGEST >> 20} MB or gone since it "
-                "was imported: whether it is the same in another run is not known"
-            )
-        if self._younger:
-            sentences.append(
-                f"{_head_of(self._younger)} changed after the script began: what is recorded may not be what ran"
-            )
-        return sentences
+        return [sentence.format(_head_of(names)) for sentence, names in self._told.items() if names]
 
 
 def _head_of(names: list[str]) -> str:
