@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.capture import Capture
     from introspect_cli.capture.naming import ModuleState, Named
-    from introspect_cli.capture.probes.randomness import RngProbe
     from introspect_cli.capture.recording.keeping import BlackBox
     from introspect_cli.errors import StoreError
 
@@ -88,7 +87,7 @@ class Context:
         notes: sentences for the person.
     """
 
-    draws: RngProbe
+    draws: Any
 
     def __init__(self, capture: Capture, store_lost: Callable[[StoreError], None], box: BlackBox | None) -> None:
         """Build what the probes share and a clock at step 0; nothing is watched.
