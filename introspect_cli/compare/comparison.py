@@ -162,9 +162,8 @@ class Comparison(Sides):
         """What the resumed run restored; None where neither run is resumed. Computed once, from steps of both runs."""
         if self.resume_point is None:
             return None
-        bits = " in bits" if self.options.tolerant or self.floors else ""
         # where ranks or calls are put together, no batch of one run need be a batch of the other
-        return resumption_of(self.resume_point, bits, is_cut=self.splits is not None)
+        return resumption_of(self.resume_point, is_cut=self.splits is not None)
 
     # --- what was watched
 

@@ -85,8 +85,6 @@ class Part:
         part: its name: `parameters`, `random state of torch`.
         state: whether it was restored.
         text: more of it, with values; "" where there is no more to say.
-        a: its value in run a, where it is a number; None otherwise.
-        b: its value in run b.
         matters: whether anything may rest on it: False where nothing drew from a generator, of what only counts, and of
             what neither run has.
         generator: of a random state, whose it is; "" of all else.
@@ -95,8 +93,6 @@ class Part:
     part: str
     state: Restored
     text: str = ""
-    a: str | None = None
-    b: str | None = None
     matters: bool = True
     generator: str = ""
 
