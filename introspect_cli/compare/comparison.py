@@ -15,7 +15,7 @@ from introspect_cli.compare.ledger import At
 from introspect_cli.compare.names import owner_of, with_ancestors
 from introspect_cli.compare.resumed import ResumePoint, find_resume_point, resumption_of
 from introspect_cli.compare.steps import Sides
-from introspect_cli.compare.table import ACTIVATIONS, KINDS, Alignment, align, columns, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import ACTIVATIONS, KINDS, Alignment, align, columns, of_kinds
 from introspect_cli.compare.watched import (
     chooses_modules,
     covered,
@@ -75,9 +75,9 @@ class Comparison(Sides):
         alignment = self.alignment
         mask = alignment.mask(frozenset(), ())
         if self.gathered is not None:
-            mask = mask & (alignment.kind != kind_code(Kind.RNG))
+            mask = mask & ~alignment.are(Kind.RNG)
             if self.splits is not None and self.splits.folded:  # operators are numbered through all calls
-                mask = mask & (alignment.kind != kind_code(Kind.OP_OUTPUT))
+                mask = mask & ~alignment.are(Kind.OP_OUTPUT)
         return np.asarray(mask & ~draws_at_other_moments(alignment, *self.manifests))
 
     @cached_property
@@ -105,10 +105,8 @@ class Comparison(Sides):
         sides: list[bool] = []
         for reader, sites in ((self.a, self.alignment.a), (self.b, self.alignment.b)):
             steps = reader.entries["step"].tolist()
-            params = (sites.kind == kind_code(Kind.PARAM)) & (sites.phase == phase_code(Phase.START))
-            updates = params.any() and not (sites.phase == phase_code(Phase.OPTIMIZER)).any() and not self.gathered
-            begins = updates and len(steps) > 1 and At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START)
-            sides.append(bool(begins))
+            updates = not sites.are(Phase.OPTIMIZER).any() and not self.gathered and len(steps) > 1
+            sides.append(updates and bool(At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START)))
         return sides[0], sides[1]
 
     @cached_property
@@ -132,8 +130,8 @@ class Comparison(Sides):
         if self.options.strict:
             return None
         alignment = self.alignment
-        random = alignment.kind == kind_code(Kind.RNG)
-        alone = of_kinds(alignment.kind, ACTIVATIONS) | alignment.evaluating
+        random = alignment.are(Kind.RNG)
+        alone = alignment.are(*ACTIVATIONS) | alignment.evaluating
         named = (alignment.names_a, alignment.names_b)
         held = _named_in(self.a.modules, self.rename or str), _named_in(self.b.modules, str)
         one, two = (with_ancestors(names | more) for names, more in zip(named, held, strict=True))
@@ -206,14 +204,14 @@ class Comparison(Sides):
     @cached_property
     def recorded_after_steps(self) -> frozenset[str]:
         """FQNs of parameters and buffers that either run recorded after optimizer steps, in any step."""
-        after = of_kinds(self.alignment.kind, _TENSORS) & (self.alignment.phase == phase_code(Phase.OPTIMIZER))
+        after = self.alignment.are(*_TENSORS, Phase.OPTIMIZER)
         return frozenset(self.alignment.fqn[site] for site in np.flatnonzero(after))
 
     @cached_property
     def _tensors_of_owner(self) -> dict[str, set[str]]:
         """By module, the FQNs of its own parameters and buffers that either run recorded."""
         by_owner: dict[str, set[str]] = {}
-        for site in np.flatnonzero(of_kinds(self.alignment.kind, _TENSORS)):
+        for site in np.flatnonzero(self.alignment.are(*_TENSORS)):
             name = self.alignment.fqn[site]
             by_owner.setdefault(owner_of(name), set()).add(name)
         return by_owner
@@ -231,9 +229,7 @@ class Comparison(Sides):
             sites = np.array(self.alignment.by_fqn.get(fqn, []), dtype=np.int64)
         else:
             sites = np.arange(self.alignment.size, dtype=np.int64)
-        mask = self.alignment.kind[sites] == kind_code(kind)
-        mask &= np.isin(self.alignment.phase[sites], [phase_code(phase) for phase in phases])
-        return np.asarray(sites[mask])
+        return np.asarray(sites[self.alignment.are(kind, *phases, sites=sites)])
 
 
 def _named_in(tree: Iterable[ModuleInfo], rename: Rename) -> set[str]:
@@ -297,7 +293,7 @@ class NoiseFloor:
             table: the step of a and of the noise run.
         """
         rel, union = table.relative(), table.differing_sites
-        start = (table.kinds == kind_code(Kind.PARAM)) & (table.alignment.phase[union] == phase_code(Phase.START))
+        start = table.alignment.are(Kind.PARAM, Phase.START, sites=union)
         # unless all that differs at the start is a rounding away, it is no run that begins beside a
         self.is_perturbed &= bool((rel <= _MAX_BEGIN * table.of_layouts("unit")[0])[start].all())
         finite = np.isfinite(rel)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.table import PHASES, Columns, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import PHASES, Columns, kind_code, phase_code
 from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Status
 
@@ -74,11 +74,8 @@ class At:
         """
         if not self.recorded:
             return []
-        wanted = of_kinds(self.sites.kind, kinds)
-        if phase is not None:
-            wanted &= self.sites.phase == phase_code(phase)
         numbers = self.batch.site
-        rows = np.flatnonzero(wanted[numbers])
+        rows = np.flatnonzero(self.sites.are(*kinds, *([] if phase is None else [phase]))[numbers])
         rows = rows[np.argsort(self.batch.sequence[rows], kind="stable")]
         return list(zip(rows.tolist(), numbers[rows].tolist(), strict=True))
 
@@ -104,8 +101,9 @@ class At:
 
     def recorded_in(self, phase: Phase) -> set[Tensor]:
         """Tensors that have a site in `phase`, in any step of the run."""
-        wanted = (self.sites.phase == phase_code(phase)) & of_kinds(self.sites.kind, STATE_KINDS)
-        return {tensor_of(self.sites, number) for number in np.flatnonzero(wanted).tolist()}
+        return {
+            tensor_of(self.sites, number) for number in np.flatnonzero(self.sites.are(*STATE_KINDS, phase)).tolist()
+        }
 
     def batches(self) -> dict[str, list[BatchValues]]:
         """Training batches of the step by loader, in order of calls: each batch as (path, checksum) sorted by path.
@@ -207,7 +205,7 @@ def ledgers(reader: Reader, sites: Columns, steps: Sequence[int] | None = None) 
         sites: the rank's sites.
         steps: those to read, in order; None for all.
     """
-    wanted = np.flatnonzero(of_kinds(sites.kind, STATE_KINDS)).tolist()
+    wanted = np.flatnonzero(sites.are(*STATE_KINDS)).tolist()
     numbers: dict[Tensor, int] = {}
     of_site = np.full(len(sites), -1)
     of_site[wanted] = [numbers.setdefault(tensor_of(sites, number), len(numbers)) for number in wanted]

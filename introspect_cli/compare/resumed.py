@@ -36,7 +36,7 @@ from introspect_cli.compare.ledger import BEGUN, At, BatchValues, Tensor, ledger
 from introspect_cli.compare.result import Part, Restored, Resumption
 from introspect_cli.compare.say import key_of, some
 from introspect_cli.compare.settings.beginning import DOCUMENT
-from introspect_cli.compare.table import ONLY_A, ONLY_B, OTHER, WITHIN, Alignment, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import ONLY_A, ONLY_B, OTHER, WITHIN, Alignment, kind_code
 from introspect_cli.compare.watched import STATE_KINDS, observed_kinds
 from introspect_cli.labels import Label, Labels, label_text, step_words
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
@@ -92,7 +92,7 @@ class Beginning:
             recorded: FQNs of tensors that are recorded after optimizer steps.
         """
         alignment, lasting = table.alignment, self.lasting(recorded)
-        sites = table.site[(table.state == WITHIN) & of_kinds(alignment.kind[table.site], _TENSORS)]
+        sites = table.site[(table.state == WITHIN) & table.are(*_TENSORS)]
         within = lasting.within | {alignment.fqn[site] for site in sites.tolist()}
         diverged = self.diverged or bool((table.diverging & ~table.cause).any())
         return replace(lasting, within=within, diverged=diverged)
@@ -129,7 +129,7 @@ def repeated_values(sides: Sides, table: Table) -> Mask:
         mine = left[1 - place] if left[place] is None else left[place]
         known = dict(mine or {})
         alone = dict(zip(half.only.tolist(), np.flatnonzero(table.state == state), strict=True))
-        rows = np.flatnonzero(of_kinds(alignment.kind[half.sites], STATE_KINDS))
+        rows = np.flatnonzero(alignment.are(*STATE_KINDS, sites=half.sites))
         for row in rows[np.argsort(half.batch.sequence[rows], kind="stable")].tolist():
             kind, fqn, path = tensor_of(alignment, int(half.sites[row]))
             # a model that is called compiled, and as it is, has its tensors twice
@@ -171,8 +171,7 @@ def with_copied_starts(
 
 def starts(alignment: Alignment, unions: Ids) -> Mask:
     """Mask of union numbers that are sites of parameters, buffers or optimizer states as a step begins (call 0)."""
-    started = (alignment.phase[unions] == phase_code(Phase.START)) & (alignment.call[unions] == 0)
-    return np.asarray(of_kinds(alignment.kind[unions], STATE_KINDS) & started)
+    return np.asarray(alignment.are(*STATE_KINDS, Phase.START, sites=unions) & (alignment.call[unions] == 0))
 
 
 # --- resumed runs

@@ -88,6 +88,21 @@ class Columns:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def are(self, *what: Kind | Phase, sites: Ids | slice = slice(None)) -> Mask:
+        """Mask of sites that are of any of these kinds, and in any of these phases; where none is named, in all.
+
+        Args:
+            what: kinds and phases, in any order.
+            sites: the sites that are looked at, by number; all by default.
+        """
+        mask = np.full(len(self.kind[sites]), fill_value=True)
+        kinds = [kind_code(each) for each in what if isinstance(each, Kind)]
+        phases = [phase_code(each) for each in what if isinstance(each, Phase)]
+        for column, codes in ((self.kind, kinds), (self.phase, phases)):
+            if codes:
+                mask &= np.isin(column[sites], codes)
+        return mask
+
 
 def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Columns:
     """Columns of a store's site table under the names that are compared.
@@ -159,8 +174,7 @@ class Alignment(Columns):
     def of_call(self, phase: Phase, kind: Kind, fqn: str, call: int) -> list[int]:
         """Union numbers of the sites with this phase, kind, FQN and call, whatever their path; [] for none."""
         every = np.array(self.by_fqn.get(fqn, []), np.int64)
-        there = (self.phase[every] == phase_code(phase)) & (self.kind[every] == kind_code(kind))
-        return [int(union) for union in every[there & (self.call[every] == call)]]
+        return [int(union) for union in every[self.are(kind, phase, sites=every) & (self.call[every] == call)]]
 
     @cached_property
     def names_a(self) -> frozenset[str]:
@@ -190,7 +204,7 @@ class Alignment(Columns):
     def mask(self, kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
         """Mask of sites that `selected` selects by kind and name, without settings."""
         counted = selected(self.kind, self.fqn, kinds, modules)
-        return counted & ~of_kinds(self.kind, SETTING_KINDS)
+        return counted & ~self.are(*SETTING_KINDS)
 
 
 def selected(kind: npt.NDArray[np.uint8], fqn: list[str], kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
@@ -396,6 +410,15 @@ class Table:
         return replace(self, state=np.where(others, states, self.state).astype(np.int8))
 
     # --- which rows
+
+    def are(self, *what: Kind | Phase) -> Mask:
+        """Mask of rows that are of any of these kinds, and in any of these phases (`Columns.are`)."""
+        return self.alignment.are(*what)[self.site]
+
+    @cached_property
+    def agreeing(self) -> Mask:
+        """Mask of rows of both runs that are EQUAL or WITHIN."""
+        return np.asarray(((self.state == EQUAL) | (self.state == WITHIN)) & ~self.one_sided)
 
     @cached_property
     def diverging(self) -> Mask:

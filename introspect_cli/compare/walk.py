@@ -29,7 +29,6 @@ from introspect_cli.compare.outcome import (
     Structure,
     agreed_kinds,
     drawn_one_sided_start,
-    has_updates,
     is_training,
     nan_kinds,
     records_results,
@@ -45,7 +44,6 @@ from introspect_cli.compare.settings.hyperparameters import hyperparameter_chang
 from introspect_cli.compare.step import Step, divergence_at
 from introspect_cli.compare.steps import differing, steps_of
 from introspect_cli.compare.table import (
-    EQUAL,
     FLOWING_BACK,
     NOT_SEEN,
     UNUSED,
@@ -55,8 +53,6 @@ from introspect_cli.compare.table import (
     Learned,
     Table,
     evaluating,
-    kind_code,
-    of_kinds,
     phase_code,
     selected,
     unseen,
@@ -77,6 +73,7 @@ _LOCAL_REASONS = frozenset({"batch", "optimizer", "module", "op"})
 """Reasons that say of a record that all that went into it is equal, so that nothing elsewhere is to blame."""
 
 _AFTER_LOSS = frozenset({Phase.BACKWARD, Phase.OPTIMIZER})
+_GIVING = (Kind.OUTPUT, Kind.OP_OUTPUT, Kind.PARAM, Kind.BUFFER)
 _SCRIPT_PHASES = frozenset({Phase.START, Phase.DATA, Phase.LOSS})
 """Phases whose values code outside of modules makes: its draws are not on record."""
 
@@ -184,18 +181,15 @@ def has_new_values(causes: Table) -> bool:
         causes: the step's table, with causes as its only diverging rows.
     """
     alignment = causes.alignment
-    giving = [kind_code(kind) for kind in (Kind.OUTPUT, Kind.OP_OUTPUT, Kind.PARAM, Kind.BUFFER)]
-    late = [phase_code(phase) for phase in (Phase.BACKWARD, Phase.OPTIMIZER)]
-    for half, other in zip(causes.halves, (causes.b, causes.a), strict=True):
-        early = half.only[~np.isin(alignment.phase[half.sites[half.only]], late)]
-        sites, kinds = half.sites[early], alignment.kind[half.sites[early]]
-        gives = half.batch.checksum[early[np.isin(kinds, giving)]]
-        agree = np.isin(causes.state, (EQUAL, WITHIN)) & ~causes.one_sided  # parts of a batch have another checksum
-        known = half.batch.checksum[(causes.row_a if half.side == "a" else causes.row_b)[agree]]
-        if not (np.isin(gives, other.checksum) | np.isin(gives, known)).all():
+    agreeing = causes.both(np.flatnonzero(causes.agreeing))  # parts of a batch have another checksum
+    for half, other, known in zip(causes.halves, (causes.b, causes.a), agreeing, strict=True):
+        early = half.only[~alignment.are(*_AFTER_LOSS, sites=half.sites[half.only])]
+        sites = half.sites[early]
+        gives = half.batch.checksum[early[alignment.are(*_GIVING, sites=sites)]]
+        if not (np.isin(gives, other.checksum) | np.isin(gives, known.column("checksum"))).all():
             return True
         given, gave = (
-            {alignment.fqn[site] for site in sites[kinds == kind_code(kind)].tolist()}
+            {alignment.fqn[site] for site in sites[alignment.are(kind, sites=sites)].tolist()}
             for kind in (Kind.INPUT, Kind.OUTPUT)
         )
         if given - gave:
@@ -473,7 +467,7 @@ class Account:
         blind[hidden] = seen[0] != seen[1]
         recorded = self.counted[np.asarray(comparison.a.read(table.step).site)]
         masks = {
-            "equal": self.counted[table.site] & ~table.one_sided & np.isin(table.state, (EQUAL, WITHIN)),
+            "equal": self.counted[table.site] & table.agreeing,
             "opened": recorded,
             "blind_both": unseen(table.a) & self.counted[table.sites_a],
             "within": chosen & (table.state == WITHIN),
@@ -506,7 +500,7 @@ class Account:
             return
         if self.entire:
             kinds = agreed_kinds(table) - outcome.hidden
-            if outcome.results is None or has_updates(table):
+            if outcome.results is None or table.are(Phase.OPTIMIZER).any():
                 outcome.results = kinds if outcome.results is None else outcome.results & kinds
             outcome.results_known = worst_of((outcome.results_known, results_known(table)))
 
@@ -680,7 +674,6 @@ def _is_blank(batch: StepBatch, sites: Columns, counted: Mask) -> bool:
         sites: the run's sites.
         counted: mask of sites whose outputs count.
     """
-    kinds, chosen = sites.kind[np.asarray(batch.site)], counted[np.asarray(batch.site)]
-    outputs = chosen & (kinds == kind_code(Kind.OUTPUT))
-    shows = (outputs & ~unseen(batch)) | of_kinds(kinds, (Kind.LOSS, Kind.GRAD))
+    outputs = (counted & sites.are(Kind.OUTPUT))[batch.site]
+    shows = (outputs & ~unseen(batch)) | sites.are(Kind.LOSS, Kind.GRAD)[batch.site]
     return bool(outputs.any() and not shows.any())
