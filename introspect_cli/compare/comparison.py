@@ -15,7 +15,7 @@ from introspect_cli.compare.ledger import At
 from introspect_cli.compare.names import owner_of, with_ancestors
 from introspect_cli.compare.resumed import ResumePoint, find_resume_point, resumption_of
 from introspect_cli.compare.steps import Sides
-from introspect_cli.compare.table import ACTIVATIONS, KINDS, Alignment, align, columns, of_kinds
+from introspect_cli.compare.table import ACTIVATIONS, KINDS, Alignment, align, among, columns, of_kinds
 from introspect_cli.compare.watched import (
     chooses_modules,
     covered,
@@ -137,7 +137,7 @@ class Comparison(Sides):
         one, two = (with_ancestors(names | more) for names, more in zip(named, held, strict=True))
         missing = (named[0] | named[1]) - (one & two)
         if missing:
-            alone |= np.fromiter((name in missing for name in alignment.fqn), np.bool_, alignment.size)
+            alone |= among(alignment.fqn, missing)
         return random, alone & ~random
 
     # --- a run that goes on
@@ -249,6 +249,9 @@ def _named_in(tree: Iterable[ModuleInfo], rename: Rename) -> set[str]:
 # of the model modelled. A result is rounded itself, so less than one rounding of its dtype is no measure: where a loss
 # came out equal by luck, b may still be a rounding beside it.
 
+_FACTOR = 4.0
+"""How many times the noise of a run that is not perturbed is let pass."""
+
 _ROUNDING_FACTOR = 6.0
 """How many times what a rounding does is let pass: two perturbed runs of one training are up to 4.3 times as far apart
 at some site as a third is from them, and the faults of `benchmarks/perturb.py` that show at all begin at 9."""
@@ -301,18 +304,17 @@ class NoiseFloor:
         self.unmeasured[union[~finite]] = True
         self.unmeasured[table.sites_a[table.only_a]] = True
 
-    def within(self, table: Table, rel: Floats, factor: float) -> Mask:
+    def within(self, table: Table, rel: Floats) -> Mask:
         """Mask of DIFFERENT rows that this noise explains.
 
-        Those with a floor above 0 and a distance of at most `factor` times it; and those of unknown distance whose site
-        the noise run could not be measured at.
+        Those with a floor above 0 and a distance of at most `_FACTOR` times it (`_ROUNDING_FACTOR` if perturbed);
+        and those of unknown distance whose site the noise run could not be measured at.
 
         Args:
             table: a step of a and b.
             rel: relative distance of each DIFFERENT row; NaN where unknown.
-            factor: replaced by _ROUNDING_FACTOR for a perturbed run.
         """
-        floor = np.asarray(self.floor[table.differing_sites])
+        floor, factor = np.asarray(self.floor[table.differing_sites]), _FACTOR
         if self.is_perturbed:  # at least one rounding of a's dtype; of losses, gradients and states, that of a sum
             factor = _ROUNDING_FACTOR
             roundings = np.where(of_kinds(table.kinds, _SUM_KINDS), _SUM_ROUNDINGS, 1.0)

@@ -88,6 +88,7 @@ from introspect_cli.compare.table import (
     Because,
     Learned,
     Table,
+    among,
     kind_code,
     of_kinds,
     unseen,
@@ -98,10 +99,9 @@ from introspect_cli.records import Joined, Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.result import DiffOptions
     from introspect_cli.compare.table import Columns, Half
     from introspect_cli.store.batch import StepBatch
 
@@ -169,21 +169,29 @@ def table_of(
     """
     a, b = batches
     site_a, site_b = a.site.astype(np.int64), alignment.b_ids[b.site]
-    both_a, both_b, alone_a, alone_b = _partners(alignment, site_a, site_b)
-    site = np.concatenate([site_a[both_a], site_a[alone_a], site_b[alone_b]])
-    row_a = np.concatenate([both_a, alone_a, np.full(len(alone_b), -1, np.int64)])
+    place = np.full(alignment.size, -1, dtype=np.int64)
+    place[site_a] = np.arange(len(site_a))
+    partner = place[site_b]
+    both_b, alone_b = np.flatnonzero(partner >= 0), np.flatnonzero(partner < 0)
+    alone_a = np.delete(np.arange(len(site_a)), partner[both_b])
+    site = np.concatenate([site_b[both_b], site_a[alone_a], site_b[alone_b]])
+    row_a = np.concatenate([partner[both_b], alone_a, np.full(len(alone_b), -1, np.int64)])
     row_b = np.concatenate([both_b, np.full(len(alone_a), -1, np.int64), alone_b])
     both, counts = (row_a >= 0) & (row_b >= 0), compared[site]
-    differs, unlike, blind = np.zeros((3, len(site)), np.bool_)
-    differs[both] = a.checksum[both_a] != b.checksum[both_b]
+    # of a record that a run lacks, 0
+    seen = [
+        [
+            np.append(column, np.zeros(1, column.dtype))[rows]
+            for column in (batch.checksum, unseen(batch), _in_part(batch), batch.status == _VALUE)
+        ]
+        for batch, rows in ((a, row_a), (b, row_b))
+    ]
+    (checksum_a, unseen_a, part_a, plain_a), (checksum_b, unseen_b, part_b, plain_b) = seen
+    differs = both & (checksum_a != checksum_b)
     # a random state that nothing has drawn from yet is recorded as a text
-    untouched = (a.status[both_a] == _VALUE) != (b.status[both_b] == _VALUE)
-    unlike[both] = untouched & alignment.are(Kind.RNG, sites=site[both])
-    unseen_a, unseen_b = unseen(a), unseen(b)
-    in_part = _in_part(a)[both_a] != _in_part(b)[both_b]
-    blind[both] = unseen_a[both_a] | unseen_b[both_b] | (differs[both] & in_part)
-    blind[~both] = np.concatenate([unseen_a[alone_a], unseen_b[alone_b]])
-    state = np.select([both & differs, both, row_a >= 0], [DIFFERENT, EQUAL, ONLY_A], ONLY_B)
+    unlike = (plain_a != plain_b) & alignment.are(Kind.RNG)[site]
+    blind = unseen_a | unseen_b | (differs & (part_a != part_b))
+    state = np.select([differs, both, row_a >= 0], [DIFFERENT, EQUAL, ONLY_A], ONLY_B)
     unknown = (blind & (counts | ~both)) | (differs & (unlike | ~counts)) | ~(both | counts)
     state[unknown] = np.where(both, NOT_SEEN, ABSENT)[unknown]
     return Table(
@@ -202,24 +210,6 @@ def table_of(
         left=np.empty(0, dtype=np.int64),
         layouts=layouts,
     )
-
-
-def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids, Ids, Ids]:
-    """(rows of a, rows of b with the same sites, rows of a alone, rows of b alone).
-
-    Args:
-        alignment: both runs' sites.
-        site_a: union number of each row of a.
-        site_b: union number of each row of b.
-    """
-    place = np.full(alignment.size, -1, dtype=np.int64)
-    place[site_a] = np.arange(len(site_a))
-    partner = place[site_b]
-    rows_b = np.flatnonzero(partner >= 0)
-    rows_a = partner[rows_b]
-    alone = np.ones(len(site_a), dtype=np.bool_)
-    alone[rows_a] = False
-    return rows_a, rows_b, np.flatnonzero(alone), np.flatnonzero(partner < 0)
 
 
 def _in_part(batch: StepBatch) -> Mask:
@@ -307,9 +297,9 @@ def _unobservable(alignment: Alignment, sites: Ids, other: Half) -> Mask:
     silent = silent & _roots_of(alignment, sites, *MODULE_KINDS) - _roots_of(alignment, other_sites, *MODULE_KINDS)
     of_modules = alignment.are(*MODULE_KINDS, sites=sites)
     began = alignment.are(Kind.PARAM, Kind.BUFFER, Phase.START, sites=sites)
-    unseen = (began | of_modules) & np.array([root in silent for root in roots], np.bool_)
+    unseen = (began | of_modules) & among(roots, silent)
     hidden = other_sites[blind & alignment.are(Kind.OUTPUT, Kind.LOSS, sites=other_sites)].tolist()
-    inside = _is_among([alignment.fqn[site] for site in sites.tolist()], {alignment.fqn[site] for site in hidden})
+    inside = among([alignment.fqn[site] for site in sites.tolist()], {alignment.fqn[site] for site in hidden})
     return np.asarray(unseen | (inside & (of_modules | alignment.are(Kind.LOSS, sites=sites))))
 
 
@@ -373,25 +363,9 @@ def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> 
         table = table.marked(table.differing[near], WITHIN)
     if len(table.differing) and comparison.floors:
         rel = table.relative()
-        passes = [floor.within(table, rel, options.noise_factor) for floor in comparison.floors]
+        passes = [floor.within(table, rel) for floor in comparison.floors]
         table = table.marked(table.differing[np.logical_or.reduce(passes)], WITHIN)
     return table, after
-
-
-def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
-    """Mask of rows whose texts are numbers with |a - b| <= atol + rtol * max(|a|, |b|); False for other texts.
-
-    Args:
-        table: the step.
-        rows: some of the DIFFERENT rows, as indices among these.
-        options: the tolerance.
-    """
-    texts = zip(
-        *(map(each.batch.text.__getitem__, each.rows.tolist()) for each in table.both(table.differing[rows])),
-        strict=True,
-    )
-    distance, scale = np.array([plain_distance(*each) for each in texts]).reshape(-1, 2).T
-    return np.asarray((distance == 0) | (distance <= options.atol + options.rtol * scale))
 
 
 def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Floats:
@@ -439,7 +413,9 @@ def _within_tolerance(table: Table, learned: Learned, comparison: Comparison) ->
     plain = [of_run.column("status") == _VALUE for of_run in (one, two)]
     passes &= ~(plain[0] | plain[1])
     both = np.flatnonzero(plain[0] & plain[1])
-    passes[both] = _close_values(table, both, options)
+    texts = zip(*([of.batch.text[row] for row in of.rows[both].tolist()] for of in (one, two)), strict=True)
+    distance, scale = np.array([plain_distance(*each) for each in texts]).reshape(-1, 2).T
+    passes[both] = (distance == 0) | (distance <= options.atol + options.rtol * scale)
     return np.asarray(passes)
 
 
@@ -484,11 +460,11 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
     fqns = [alignment.fqn[site] for site in sites.tolist()]
     kinds = alignment.kind[sites]
     inputs = kinds == kind_code(Kind.INPUT)
-    held = of_kinds(kinds, _PARAMETER_KINDS) & _is_among(fqns, names.keys() - some.keys())
+    held = of_kinds(kinds, _PARAMETER_KINDS) & among(fqns, names.keys() - some.keys())
     # what a step before left of the parameter shows in what its module returns, where it was given the same
     moved = {owner_of(fqn) for fqn, step in names.items() if step < table.step}
     moved -= {fqns[place] for place in np.flatnonzero(inputs).tolist()}
-    returned = (kinds == kind_code(Kind.OUTPUT)) & _is_among(fqns, moved)
+    returned = (kinds == kind_code(Kind.OUTPUT)) & among(fqns, moved)
     values = table.a.checksum[table.row_a[rows]], table.b.checksum[table.row_b[rows]]
     same = [np.isin(of_run, of_run[returned & (of_run != 0)]) for of_run in values]
     given = of_kinds(kinds, _MODULE_KINDS) & same[0] & same[1]
@@ -497,7 +473,7 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
     means = [fqn.endswith(_MEAN) and fqn.removesuffix(_MEAN) + _VARIANCE in settled for fqn in fqns]
     if some:
         within = _within_updates(table, comparison, rows, fqns, some)
-        held |= (kinds == kind_code(Kind.PARAM)) & _is_among(fqns, some) & within
+        held |= (kinds == kind_code(Kind.PARAM)) & among(fqns, some) & within
     let_pass = learned.let_pass.union(fqns[place] for place in np.flatnonzero(held).tolist())
     return table.marked(rows[held | returned | given | np.array(means, np.bool_)], WITHIN), learned._replace(
         let_pass=let_pass
@@ -526,12 +502,6 @@ def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[
     steps = np.array([table.step - since.get(fqn, table.step) + 1 for fqn in fqns])
     with np.errstate(invalid="ignore"):
         return np.asarray(distance <= 2 * max(rates, default=0.0) * steps * np.sqrt(numel))
-
-
-def _is_among(fqns: Iterable[str], names: Iterable[str]) -> Mask:
-    """Mask of `fqns` that are in `names`."""
-    wanted = {*names}
-    return np.array([fqn in wanted for fqn in fqns], np.bool_)
 
 
 def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]:
@@ -608,11 +578,6 @@ def _agree(table: Table, rows: Ids | Mask) -> bool:
     """Whether there is at least one of these rows, and the state of each is EQUAL, WITHIN or UNUSED."""
     states = table.state[rows]
     return bool(len(states) and np.isin(states, _AGREEING).all())
-
-
-def _names(table: Table, rows: Ids) -> list[str]:
-    """FQN of each of these rows."""
-    return [table.alignment.fqn[site] for site in table.site[rows].tolist()]
 
 
 # --- what rests on what
@@ -706,7 +671,7 @@ def _unused_batches(table: Table, comparison: Comparison) -> Ids:
     """
     rows = np.flatnonzero(table.are(Kind.BATCH, Phase.DATA) & table.diverging)
     given = np.flatnonzero(table.are(Kind.INPUT, Phase.FORWARD)) if len(rows) else rows
-    given = given[["." not in name for name in _names(table, given)]] if len(given) else given
+    given = given[np.array(["." not in table.named(row).fqn for row in given.tolist()], np.bool_)]
     losses = np.flatnonzero(table.are(Kind.LOSS))
     if not _agree(table, given):
         return rows[:0]

@@ -177,7 +177,6 @@ class Divergence:
         exact: whether `rel_l2` comes from the stored tensors and not from the sketches.
         size: its class; None where what was recorded does not tell, and of random states.
         scale: c where b is c times a to within the sketch's precision; None otherwise.
-        residual: what is left of b beside c times a, over b's norm; None where `scale` is.
         floor: relative distance that the noise runs show at this site; None without noise runs.
         coarse: whether either run computes in bfloat16 anywhere, so that its rounding is worth a thought.
         source: for an operator or collective, `file:line` of the user's code that ran it (a's where both do).
@@ -200,7 +199,6 @@ class Divergence:
     exact: bool = False
     size: Size | None = None
     scale: float | None = None
-    residual: float | None = None
     floor: float | None = None
     coarse: bool = False
     source: str = ""
@@ -485,7 +483,6 @@ class DiffOptions(Selection):
         rtol: tolerated root-mean-square difference, relative to the larger root-mean-square value.
         rtol_fine: the same, of what was computed before anything in bfloat16 or float16 was; 0 for no difference.
         atol: tolerated root-mean-square difference, in the values' own unit.
-        noise_factor: how many times the noise a divergence must exceed.
         limit: divergences to list; None for all.
         whole_step: list all divergences of the first diverging step, whatever the limit.
         want_map: whether to compute the divergence map.
@@ -501,7 +498,6 @@ class DiffOptions(Selection):
     rtol: float = 0.0
     rtol_fine: float = 0.0
     atol: float = 0.0
-    noise_factor: float = 4.0
     limit: int | None = 12
     whole_step: bool = False
     want_map: bool = False

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.resumed import Beginning
     from introspect_cli.compare.table import Table
+    from introspect_cli.records import Layout
     from introspect_cli.store.batch import StepBatch
 
 
@@ -748,9 +749,6 @@ RESTS_ON: dict[str, tuple[Edge, ...]] = {
 """By the word of a reason, what its records rest on; what one case needs besides is added in `applies`."""
 
 
-_PASSES = frozenset({Phase.BACKWARD, Phase.FORWARD, Phase.EVAL, Phase.START})
-
-
 def terms_of(step: Step, site: Site, a: Summary | None) -> int:
     """Number of terms of the sum that gives run a's value at `site`; 0 where unknown.
 
@@ -766,34 +764,21 @@ def terms_of(step: Step, site: Site, a: Summary | None) -> int:
         return 0
     if site.kind is Kind.GRAD:
         owner = owner_of(site.fqn)
-        given = _largest_numel(step, Kind.GRAD_OUTPUT, owner) or _largest_numel(step, Kind.OUTPUT, owner)
-        return given // max(a.layout.shape[0], 1)
+        given = _layouts(step, owner, Kind.GRAD_OUTPUT) or _layouts(step, owner, Kind.OUTPUT)
+        return max((layout.numel for layout in given), default=0) // max(a.layout.shape[0], 1)
     if site.kind in {Kind.OUTPUT, Kind.GRAD_INPUT}:
-        held = step.comparison.tensors_in(site.fqn)
-        return max((_fan_in(step, name) for name in held), default=0)
+        held = [
+            of for name in step.comparison.tensors_in(site.fqn) for of in _layouts(step, name, Kind.PARAM, Kind.GRAD)
+        ]
+        return max((int(np.prod(layout.shape[1:])) for layout in held if len(layout.shape) > 1), default=0)
     return 0
 
 
-def _largest_numel(step: Step, kind: Kind, fqn: str) -> int:
-    """Number of elements of the largest value of a kind that run a recorded of a module in the step; 0 for none."""
-    rows = [
-        row for union in step.of(kind, _PASSES, fqn) if (row := step.table.rows_of("a").get(int(union))) is not None
-    ]
-    return int(step.table.layouts[0].numel[step.table.a.layout[rows]].max(initial=0))
-
-
-def _fan_in(step: Step, name: str) -> int:
-    """Product of a parameter's dimensions but the first, by run a's record of it or of its gradient in the step.
-
-    0 for fewer than two dimensions, or without a record.
-    """
-    for kind in (Kind.PARAM, Kind.GRAD):
-        for union in step.of(kind, frozenset(Phase), name):
-            row = step.table.rows_of("a").get(int(union))
-            if row is not None:
-                shape = step.comparison.a.layouts[int(step.table.a.layout[row])].shape
-                return int(np.prod(shape[1:])) if len(shape) > 1 else 0
-    return 0
+def _layouts(step: Step, fqn: str, *kinds: Kind) -> list[Layout]:
+    """Layouts of run a's records of these kinds under a name in the step."""
+    rows, layouts, alignment = step.table.rows_of("a"), step.comparison.a.layouts, step.alignment
+    sites = [u for u in alignment.by_fqn.get(fqn, []) if u in rows and KINDS[alignment.kind[u]] in kinds]
+    return [layouts[int(step.table.a.layout[rows[union]])] for union in sites]
 
 
 def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
@@ -811,7 +796,7 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
     a, b = (None if record is None else record.summary for record in records)
     info = next(record.info for record in records if record is not None)
     rel: float | None = None
-    fit: tuple[float, float] | None = None
+    times: float | None = None
     exact, differing = False, None
     if a is not None and b is not None and site.kind is not Kind.RNG:
         if Status.VALUE in (a.status, b.status):
@@ -823,15 +808,14 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
             # sketches leave infinities out, and where these are differs
             rel = float(relative_l2) if np.isfinite(relative_l2) and (finite or relative_l2) else None
             if a.layout.shape == b.layout.shape and a.layout.numel > 16 and finite:
-                fit = proportion(table.a.sketch[rows[0]], table.b.sketch[rows[1]])
-            if fit is not None:
-                rel = abs(fit[0] - 1) / max(1.0, abs(fit[0]))  # what follows from the factor is no estimate
+                times = proportion(table.a.sketch[rows[0]], table.b.sketch[rows[1]])
+            if times is not None:
+                rel = abs(times - 1) / max(1.0, abs(times))  # what follows from the factor is no estimate
         stored = comparison.tensors.both(a.checksum, b.checksum, a.layout.shape)
         if stored is not None:
             from introspect_cli.compare.elements import elements  # few runs store whole tensors
 
             rel, exact, differing = distance_of(*stored), True, elements(*stored)
-    times, residual = fit or (None, None)
     return Divergence(
         step=table.step,
         step_b=table.step_b,
@@ -847,7 +831,6 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
         exact=exact and rel is not None,
         size=None if site.kind is Kind.RNG else size_of(a, b, rel, terms_of(step, site, a), times),
         scale=times,
-        residual=residual,
         floor=max((float(floor[number]) for floor in floors if number < len(floor)), default=None),
         coarse=any(layouts.coarse for layouts in table.layouts),
         source=info.source if site.kind in {Kind.OP_OUTPUT, Kind.COLLECTIVE} else "",

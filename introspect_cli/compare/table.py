@@ -34,7 +34,7 @@ from introspect_cli.records import (
 from introspect_cli.selection import selects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.names import SiteTable
@@ -220,9 +220,13 @@ def selected(kind: npt.NDArray[np.uint8], fqn: list[str], kinds: frozenset[Kind]
     if kinds:
         mask &= of_kinds(kind, kinds)
     if modules:
-        chosen = {name: selects(name, modules) for name in set(fqn)}
-        mask &= np.fromiter((chosen[name] for name in fqn), dtype=np.bool_, count=len(fqn))
+        mask &= among(fqn, {name for name in set(fqn) if selects(name, modules)})
     return mask
+
+
+def among(names: Sequence[str], wanted: Collection[str]) -> Mask:
+    """Mask of `names` that are in `wanted`."""
+    return np.fromiter(map(wanted.__contains__, names), np.bool_, len(names))
 
 
 def evaluating(phase: npt.NDArray[np.uint8], fqn: list[str]) -> Mask:
@@ -232,11 +236,8 @@ def evaluating(phase: npt.NDArray[np.uint8], fqn: list[str]) -> Mask:
         phase: phase code of each site.
         fqn: name of each site.
     """
-    mask = phase == phase_code(Phase.EVAL)
     copies = {name for name in set(fqn) if EVALUATED in name.partition(".")[0]}
-    if copies:
-        mask = mask | np.fromiter((name in copies for name in fqn), dtype=np.bool_, count=len(fqn))
-    return np.asarray(mask)
+    return np.asarray((phase == phase_code(Phase.EVAL)) | (among(fqn, copies) if copies else False))
 
 
 def align(a: Columns, b: Columns) -> Alignment:

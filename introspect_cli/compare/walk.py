@@ -60,7 +60,7 @@ from introspect_cli.compare.table import (
 from introspect_cli.records import Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.result import Part, Resumption
@@ -222,7 +222,8 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
     """
     seen = {_cause_key(step, first, cause)}
     others: list[tuple[int, Cause]] = []
-    for position in _positions_judged(step, positions):
+    late = [position for position in positions[_MAX_JUDGED:] if step.sites[position].phase is Phase.OPTIMIZER]
+    for position in (*positions[:_MAX_JUDGED], *late[:_MAX_JUDGED]):
         site = step.sites[position]
         if site == first or step.is_one_sided(position):
             continue
@@ -234,12 +235,11 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
             continue  # it may come from what was not seen, or have grown from what was let pass
         if site.call and other.reason in {"module", "own_code"}:
             continue  # its first call agrees, or is listed: what it keeps from call to call may follow from the rest
-        if _has_effect(step, position, other):
+        has_effect = other.reason != "rng" or is_drawn_from(step, position)
+        if has_effect and (other.reason != "optimizer" or hyperparameter_changes(step.table, step.last_text)):
             seen.add(key)
             others.append((position, other))
-            if len(others) == _MAX_ORIGINS:
-                break
-    return others
+    return others[:_MAX_ORIGINS]
 
 
 def _judged(step: Step, position: int) -> Cause:
@@ -247,13 +247,6 @@ def _judged(step: Step, position: int) -> Cause:
     from introspect_cli.compare.reasons.rows import judge
 
     return judge(step, position)
-
-
-def _positions_judged(step: Step, positions: Sequence[int]) -> Iterator[int]:
-    """The first `_MAX_JUDGED` of `positions`, then at most as many of the others that are in the optimizer phase."""
-    yield from positions[:_MAX_JUDGED]
-    left = [position for position in positions[_MAX_JUDGED:] if step.sites[position].phase is Phase.OPTIMIZER]
-    yield from left[:_MAX_JUDGED]
 
 
 def _cause_key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
@@ -265,16 +258,6 @@ def _cause_key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
         classes = [tree[name].module_class for tree in step.modules if name in tree]
         return "module", classes[0] if classes else name
     return cause.reason, ""
-
-
-def _has_effect(step: Step, position: int, cause: Cause) -> bool:
-    """Whether an origin counts: a random state if drawn from, an update if hyper-parameters differ, all else always.
-
-    `position` is that of the origin among the step's divergences.
-    """
-    if cause.reason == "rng":
-        return is_drawn_from(step, position)
-    return cause.reason != "optimizer" or bool(hyperparameter_changes(step.table, step.last_text))
 
 
 def shown_losses(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
@@ -365,9 +348,7 @@ class Walk:
         """
         comparison = self.comparison
         for (reader, _), floor in zip(comparison.noise, comparison.floors, strict=True):
-            if entry_a.step not in reader:
-                continue
-            entry = reader.entry(reader.row_of(entry_a.step))
+            entry = reader.entry(reader.row_of(entry_a.step)) if entry_a.step in reader else entry_a
             if entry.digest != entry_a.digest:
                 batches = comparison.a.read(entry_a.step), reader.read(entry.step)
                 compared = floor.alignment.mask(frozenset(), ())
