@@ -25,6 +25,7 @@ import click
 
 from introspect_cli.errors import IntrospectError, abridged, did_you_mean, scarcity
 from introspect_cli.exit_codes import UNDECIDED
+from introspect_cli.script.ending import leave
 from introspect_cli.version import __version__
 
 VERBS = {
@@ -59,7 +60,7 @@ _COMPLETE = "_INTROSPECT_COMPLETE"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a file that takes no more output."""
 
-Work = Callable[[], int]
+Work = Callable[[], int | BaseException | None]
 
 _REPORTED = ("torch", "numpy", "pyarrow", "click")
 """Distributions whose versions a bug report needs."""
@@ -152,22 +153,27 @@ def introspect() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and exit with the verb's code; after an interrupt, end as by SIGINT."""
+    """Run the command line of this process and exit with the verb's code; after an interrupt, end as by SIGINT.
+
+    What a captured script has raised ends the process, too.
+    """
     outcome = _exit_code_of(_run_verb)
     if callable(outcome):
         outcome = _exit_code_of(outcome)
-    if outcome == -signal.SIGINT:
-        from introspect_cli.script.ending import leave
-
-        leave(outcome)
-    sys.exit(outcome)
+    match outcome:  # nothing is called, where a signal's handler might raise
+        case BaseException():
+            raise outcome
+        case _ if outcome == -signal.SIGINT:
+            leave(outcome)
+        case _:
+            raise SystemExit(outcome)
 
 
 def _run_verb() -> int | Work:
     """Run the verb named on the command line; returns its exit code, or a function to call once click has returned.
 
-    The function (of `capture`) does the work and returns the exit code. Without words, the help is shown; where a shell
-    asks for completions, these are printed. Raises what click and the verb raise.
+    The function (of `capture`) does the work and returns the exit code, or what the script has raised. Without words,
+    the help is shown; where a shell asks for completions, these are printed. Raises what click and the verb raise.
     """
     if _COMPLETE in os.environ:
         from click.shell_completion import shell_complete

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.processes import VARIABLE
 from introspect_cli.errors import StoreError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
+from introspect_cli.script.processes import VARIABLE
 from introspect_cli.store.files import DIVERGENCE, Handle
 from introspect_cli.store.remote import is_remote
 

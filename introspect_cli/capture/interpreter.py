@@ -3,10 +3,9 @@
 Python runs a handler wherever the main thread happens to be, and a handler often raises: that is how timeouts are made.
 Raised inside a capture's code, a timeout would be taken for a bug in it, or for a failing disk, and a step would be
 half written. So while a guarded section runs, a handler waits; it runs when the section ends, a moment later, and
-what it raises goes straight to the script. The script sees its own handlers only. Python's own for an interrupt
-waits, too, but not twice: who presses Ctrl-C again means it. Some of that code python calls for its own reasons, as
-when an object of the script's has gone, and what is raised in there it drops. A handler that comes there is called
-again a moment later.
+what it raises goes straight to the script. The script sees its own handlers only. Some of that code python calls for
+its own reasons, as when an object of the script's has gone, and what is raised in there it drops. A handler that comes
+there is called again a moment later.
 
 A script that catches an exception and prints or logs it would show the functions that stand between its modules and
 torch's, and bare python would not. So what `traceback` (and with it `logging`) walks leaves them out. An exception of
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.capture.events import Patches
 from introspect_cli.capture.frames import is_introspects, outward
 from introspect_cli.capture.guard import WAITING, in_section, is_stand_in
-from introspect_cli.script.ending import PACKAGE, DeferredHandler
+from introspect_cli.script.ending import PACKAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,32 +48,27 @@ class _Waiting:
     def __init__(self, handler: Any) -> None:
         """Wrap a handler of the script's; it is not installed here."""
         self.handler = handler
-        self._waiting: functools.partial[None] | None = None
+        self._waits = False
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
-        """Call the script's handler now; inside a guarded section, append it to those that wait for its end.
+        """Call the script's handler now; inside a guarded section, once at its end, however often the signal comes.
 
-        The second Ctrl-C while one waits is handled at once, in place of both. Where python would drop what a handler
-        raises (`forget`, `__del__`), the signal is sent again a moment later. Returns what the handler returned; None
-        where it was not called.
+        Where python would drop what a handler raises (`forget`, `__del__`), the signal is sent again a moment later.
+        Returns what the handler returned; None where it was not called.
         """
-        again = self._waiting is not None and self.handler is signal.default_int_handler
-        if in_section() and not again:
-            self._waiting = functools.partial(self._run, number)
-            WAITING.append(self._waiting)
-            return None
-        if _is_swallowed(frame):
+        if in_section():
+            if not self._waits:
+                self._waits = True
+                WAITING.append(functools.partial(self._run, number))
+        elif _is_swallowed(frame):
             start_new_thread(_send_again, (number,))
-            return None
-        if again:  # both arrive now: the script may have gone on by the time the first would
-            if self._waiting in WAITING:
-                WAITING.remove(self._waiting)
-            self._waiting = None
-        return self.handler(number, frame)
+        else:
+            return self.handler(number, frame)
+        return None
 
     def _run(self, number: int) -> None:
         """Call the script's handler for a signal that has waited, with the innermost frame not introspect's."""
-        self._waiting = None
+        self._waits = False
         frames = outward(sys._getframe(1))  # noqa: SLF001 - the documented way to a frame
         self.handler(number, next((frame for frame in frames if not is_introspects(frame)), None))
 
@@ -104,7 +98,7 @@ class Interpreter:
     def install(self) -> None:
         """Wrap the handlers set now; replace `signal.signal`, `signal.getsignal` and walkers of `traceback`."""
         self._set = signal.signal
-        self._exchange_handlers(lambda handler: _Waiting(handler) if _may_raise(handler) else None)
+        self._exchange_handlers(_that_waits)
         self._patches.put("interpreter", self, self._guarded)
 
     @staticmethod
@@ -113,7 +107,7 @@ class Interpreter:
 
         @functools.wraps(original)
         def set_handler(signalnum: int, handler: Any) -> Any:
-            return _handler_of(original(signalnum, _Waiting(handler) if _may_raise(handler) else handler))
+            return _handler_of(original(signalnum, _that_waits(handler)))
 
         return set_handler
 
@@ -161,33 +155,26 @@ class Interpreter:
         return walked
 
     def remove(self) -> None:
-        """Put the functions back, and, in the main thread, the script's own handlers."""
-        self._patches.remove()
-        self._exchange_handlers(_unwrapped)
+        """Put the functions back, and, in the main thread, the script's own handlers, that of an interrupt last.
 
-    def _exchange_handlers(self, exchange: Any) -> None:
-        """Set each signal's handler to `exchange(handler)`, unless that is None; nothing outside the main thread."""
+        One that raises meanwhile leaves those before it wrapped, in which nothing waits any more.
+        """
+        self._patches.remove()
+        self._exchange_handlers(_handler_of)
+
+    def _exchange_handlers(self, exchange: Callable[[Any], Any]) -> None:
+        """Set each signal's handler to `exchange(handler)`; nothing outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return  # python lets no other thread set handlers
-        for number in signal.valid_signals():
-            new = exchange(signal.getsignal(number))
-            if new is not None:
+        for number in sorted(signal.valid_signals(), key=signal.SIGINT.__eq__):
+            handler = signal.getsignal(number)
+            if (new := exchange(handler)) is not handler:
                 self._set(number, new)
 
 
-def _may_raise(handler: Any) -> bool:
-    """Whether a handler is python code, which may raise: not SIG_DFL, SIG_IGN or None."""
-    return callable(handler) and not isinstance(handler, signal.Handlers)
-
-
-def _unwrapped(handler: Any) -> Any:
-    """The script's own handler inside a wrapper; None for a handler that is not wrapped.
-
-    A `DeferredHandler` is changed in place, so that it holds the script's own handler; None is returned for it, too.
-    """
-    if isinstance(handler, DeferredHandler):  # it waits while we finish
-        handler.handler = _handler_of(handler.handler)
-    return handler.handler if isinstance(handler, _Waiting) else None
+def _that_waits(handler: Any) -> Any:
+    """A handler that waits for the end of guarded sections, of python code, which may raise; any other as it is."""
+    return _Waiting(handler) if callable(handler) and not isinstance(handler, signal.Handlers) else handler
 
 
 def _handler_of(handler: Any) -> Any:

@@ -9,6 +9,7 @@ would be seen.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import os
 import platform
 import time
@@ -18,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.capture.environment import redact, sources
 from introspect_cli.capture.environment.sources import SourceFiles
 from introspect_cli.capture.ranks.launchers import rank_and_size
-from introspect_cli.capture.read_files import ReadFiles
+from introspect_cli.capture.read_files import MAX_TEXT_BYTES, ReadFiles
 from introspect_cli.errors import DocumentTooLargeError
 from introspect_cli.records import Kind
+from introspect_cli.script.ending import frames_of
 from introspect_cli.script.target import COMPILED
+from introspect_cli.store.sources import LIMIT_RUN
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -65,7 +68,8 @@ def closing(capture: Capture, probes: Probes | None, ending: Ending) -> dict[str
         ending: how the script ended.
     """
     options, guard = capture.options, capture.guard
-    left = ((path, line, function) for path, line, function in reversed(ending.frames) if sources.is_users(path))
+    frames = frames_of(ending.raised) if ending.how == "exception" and ending.raised is not None else ()
+    left = ((path, line, function) for path, line, function in reversed(frames) if sources.is_users(path))
     raised_at = [{"file": sources.relative(path), "line": line, "function": function} for path, line, function in left]
     facts = {
         "ended": _now(),  # which of several ranks ended first
@@ -193,8 +197,9 @@ class Documents:
         script = target.script if target is not None else None
         sources.set_project(os.path.dirname(os.path.realpath(script)) if script else str(Path.cwd()))  # noqa: PTH120 - realpath first
         texts = options.sources and not (launch and (launch.rank if launch.local_rank is None else launch.local_rank))
-        self.sources = SourceFiles(store.save_source if texts else None, options.redact, time.time())
-        self.files = ReadFiles(capture, texts=texts) if options.source else None
+        kept = functools.partial(sources.Texts, store.save_source if texts else None, options.redact)
+        self.sources = SourceFiles(kept(LIMIT_RUN), time.time())
+        self.files = ReadFiles(capture, kept(MAX_TEXT_BYTES)) if options.source else None
         self._directory = str(Path.cwd())  # the script may go elsewhere
         if options.source:
             self._make_early("git", lambda: sources.git(sources.Project.root))
@@ -202,7 +207,7 @@ class Documents:
             self._make_early("packages", sources.packages)
 
     def write(self) -> None:
-        """Write the documents in `facts`, taking each out, and texts of files that the script has read since.
+        """Write the documents in `facts`, taking each out.
 
         A document that cannot be made, or is too large, is left out with a note. Documents with values of the script's
         are redacted. Where there are facts, source files imported since are read, too.
@@ -220,8 +225,6 @@ class Documents:
                     name,
                     redact.nested_without_secrets(made[0], self._options.redact) if name in _OF_THE_SCRIPT else made[0],
                 )
-        for digest, text in self.files.texts() if self.files is not None else ():
-            self._store.save_source(digest, text)
 
     def write_all(self) -> None:
         """Put code, command, machine, versions, flags and environment in `facts`, then `write`.

@@ -679,9 +679,12 @@ class Names:
             self.any_module = True
             top = self._topmost(module)
             if top is module and caller is not None:
-                # Held in a plain list or built on the fly: no path leads to it but the call.
+                # Held in a plain list or built on the fly: no path leads to it but the call. Each call may make a new
+                # one, whose calls are counted on from those of the last one of its name.
                 self._name_tree(module, f"{caller.fqn}.{class_name(unwrap(module))}")
-                self._continue_count(module)
+                made = self.find(module)
+                assert made is not None
+                self.states.set(module, self._made.setdefault(made.fqn, made))
                 self.made_on_the_fly(module)
             else:
                 self._name_tree(top, class_name(unwrap(top)) + suffix)
@@ -690,15 +693,6 @@ class Names:
             named = self.find(module)
             assert named is not None
             return named
-
-    def _continue_count(self, module: nn.Module) -> None:
-        """Go on counting a module's calls where the last module of its name stopped: each call may make a new one."""
-        named = self.find(module)
-        assert named is not None
-        last = self._made.get(named.fqn)
-        if last is not None:
-            named.step, named.calls = last.step, last.calls
-        self._made[named.fqn] = named
 
     def name_root(self, module: nn.Module, name: str) -> None:
         """Name a module `name`, and all below it by path, before its first call.

@@ -19,17 +19,15 @@ import hashlib
 import json
 import os
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.start import Start, numpy_state, prepare_torch, python_state
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
-from introspect_cli.script.ending import leave
 from introspect_cli.script.run import run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.script.target import Target
@@ -37,38 +35,14 @@ if TYPE_CHECKING:
 
 _COMPUTED = ("exit code", "parameters and optimizer state", "modules", "random generators")
 """Aspects that say how the script trained; what it printed may hold times."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Result of one run of the script.
-
-    Attributes:
-        aspects: what can be compared, by name.
-        tensors: how many tensors were looked at; 0 where the interpreter did not end by itself.
-    """
-
-    aspects: dict[str, Any] = field(default_factory=dict)
-    tensors: int = 0
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Verdict of a neutrality check.
-
-    Attributes:
-        exit_code: `SAME` neutral, `DIVERGED` not neutral, `UNDECIDED` could not be told.
-        sentence: in words.
-    """
-
-    exit_code: int
-    sentence: str
+_TENSORS = "tensors"
+"""How many tensors were looked at, among the aspects; 0 where the interpreter did not end by itself."""
 
 
 def run_child(
     given: Sequence[str], words: Sequence[str], *, mode: str, output: Path | None = None, show: bool = False
-) -> Outcome:
-    """Run the script once in a fresh process, with an empty stdin, and wait for its end.
+) -> dict[str, Any]:
+    """Run the script once in a fresh process, with an empty stdin, and wait for its end; what can be compared, by name.
 
     Where the process leaves no report of its last state, the aspects that come from it are None, and no tensors count.
 
@@ -95,79 +69,54 @@ def run_child(
         for shown, data in ((sys.stdout, done.stdout), (sys.stderr, done.stderr)):
             shown.buffer.write(data)
             shown.flush()
-    aspects = {
-        "exit code": done.returncode,
-        "parameters and optimizer state": look.get("optimizers"),
-        "modules": look.get("modules"),
-        "random generators": look.get("generators"),
-        "standard output": done.stdout,
-        "standard error": done.stderr,
-    }
-    return Outcome(aspects, look.get("tensors", 0))
+    printed = {"standard output": done.stdout, "standard error": done.stderr}
+    looked = dict.fromkeys(_COMPUTED) | {_TENSORS: 0} | look
+    return {**looked, "exit code": done.returncode, **printed}
 
 
-def differing(a: Outcome, b: Outcome) -> list[str]:
-    """Names of the aspects whose values in two runs are not equal."""
-    return [name for name, value in a.aspects.items() if value != b.aspects[name]]
-
-
-def verify_neutral(given: Sequence[str], words: Sequence[str], output: Path) -> Finding:
+def verify_neutral(given: Sequence[str], words: Sequence[str], output: Path) -> tuple[int, str]:
     """Run the script watched, into `output`, and bare, and compare all aspects; print what the watched run printed.
 
     Only if they differ, it runs bare once more.
+
+    Returns:
+        exit code and sentence: SAME where all aspects are equal, or those that differ also differ between two bare
+        runs and are only output; UNDECIDED where no tensor was found, or two bare runs differ in what they computed;
+        else DIVERGED.
     """
     watched = run_child(given, words, mode="watched", output=output, show=True)
     bare = run_child(given, words, mode="bare")
-    return judge(watched, bare, lambda: run_child(given, words, mode="bare"))
-
-
-def judge(watched: Outcome, bare: Outcome, run_again: Any) -> Finding:
-    """Verdict on a watched and a bare run, with the sentence for it.
-
-    SAME where all aspects are equal, or those that differ also differ between two bare runs and are only output.
-    UNDECIDED where no tensor was found, or two bare runs differ in what they computed. Else DIVERGED.
-
-    Args:
-        watched: the run under capture.
-        bare: the run without.
-        run_again: makes a second bare run; called only where the two differ.
-    """
-    different = differing(watched, bare)
+    different = _differing(watched, bare)
+    agree = f"neutral: the runs with and without a capture agree in {bare[_TENSORS]:,} tensors, the random generators"
+    if not different and bare[_TENSORS]:
+        return SAME, f"{agree}, standard output and error, and the exit code"
     if not different:
-        if not bare.tensors:
-            return Finding(
-                UNDECIDED,
-                "cannot tell: output and exit code agree, but the process left no parameters to look at "
-                "(it never imported torch, or did not end through python)",
-            )
-        return Finding(
-            SAME,
-            f"neutral: the runs with and without a capture agree in {bare.tensors:,} tensors, the random generators, "
-            "standard output and error, and the exit code",
+        return UNDECIDED, (
+            "cannot tell: output and exit code agree, but the process left no parameters to look at "
+            "(it never imported torch, or did not end through python)"
         )
-    by_itself = differing(bare, run_again())
-    caused = [name for name in different if name not in by_itself]
-    if [name for name in by_itself if name in _COMPUTED]:
-        return Finding(
-            UNDECIDED,
+    by_itself = _differing(bare, run_child(given, words, mode="bare"))
+    if not by_itself.keys().isdisjoint(_COMPUTED):
+        return UNDECIDED, (
             "cannot tell: the script is not deterministic by itself, two runs without a capture differ in "
-            f"{_listed(by_itself)} (--seed and --deterministic may make it so)",
+            f"{_listed(by_itself)} (--seed and --deterministic may make it so)"
         )
-    if caused:
-        return Finding(
-            DIVERGED,
-            f"not neutral: the runs with and without a capture differ in {_listed(caused)}; please report this",
+    if caused := [name for name in different if name not in by_itself]:
+        return DIVERGED, (
+            f"not neutral: the runs with and without a capture differ in {_listed(caused)}; please report this"
         )
-    return Finding(
-        SAME,
-        f"neutral: the runs with and without a capture agree in {bare.tensors:,} tensors, the random generators and "
-        f"the exit code; {_listed(by_itself)} differs between runs without a capture, too",
-    )
+    return SAME, f"{agree} and the exit code; {_listed(by_itself)} differs between runs without a capture, too"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _differing(a: dict[str, Any], b: dict[str, Any]) -> dict[str, None]:
+    """Names of the aspects whose values in two runs are not equal."""
+    return {name: None for name, value in a.items() if name != _TENSORS and value != b[name]}
+
+
+def _listed(names: Iterable[str]) -> str:
     """Names for a sentence: `a`, `a and b`, `a, b and c`."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 MAX_KEPT = 64
@@ -191,20 +140,16 @@ def install(report: Path) -> None:
     atexit.register(look)
 
 
-def run_bare(target: Target, options: CaptureOptions) -> int:
-    """Run a script without a capture, with its seed and deterministic flags alone.
+def run_bare(target: Target, options: CaptureOptions) -> BaseException | None:
+    """Run a script without a capture, with its seed and deterministic flags alone; returns what it raised.
 
     Args:
         target: what to run.
         options: of which only `seed` and `deterministic` count.
-
-    Raises:
-        SystemExit: always, with the script's exit code.
     """
     seed, deterministic = options.seed, options.deterministic
     start = Start(lambda: prepare_torch(seed, deterministic=deterministic), seed=seed, deterministic=deterministic)
-
-    leave(run(target, started=start.install, ended=lambda _: None).exit_code)
+    return run(target, started=start.install, ended=lambda _: None).raised
 
 
 def _keep_optimizers(kept: list[Any]) -> None:
@@ -232,8 +177,8 @@ def looked_at(kept: list[Any], began: dict[str, bytes | None]) -> dict[str, Any]
             drawn from differs between any two processes: its entry is `untouched`.
 
     Returns:
-        `optimizers`: a hash for each, of parameters, gradients and state; `modules`: sorted hashes of live modules that
-        no other module holds; `generators`: a hash for each; `tensors`: how many tensors were hashed.
+        of the optimizers a hash for each, of parameters, gradients and state; sorted hashes of live modules that no
+        other module holds; of the generators a hash for each; and how many tensors were hashed.
     """
     count = 0
 
@@ -250,27 +195,28 @@ def looked_at(kept: list[Any], began: dict[str, bytes | None]) -> dict[str, Any]
             parts += [path.encode(), *(_bits_of(leaf) if is_tensor else [repr(leaf).encode()] if is_plain else [])]
         return _digest(parts)
 
-    result: dict[str, Any] = {"optimizers": [], "modules": [], "generators": {}}
+    optimizers: list[str] = []
+    modules: list[str] = []
+    generators: dict[str, str] = {}
     for name, state in (("python", python_state()), ("numpy", numpy_state())):
         if state is not None:
-            result["generators"][name] = "untouched" if state == began.get(name) else _digest([state])
+            generators[name] = "untouched" if state == began.get(name) else _digest([state])
     torch = sys.modules.get("torch")
     if torch is not None:
         from introspect_cli.tensors.flatten import flatten
 
         devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
         states = [("torch", torch.get_rng_state()), *((f"cuda:{at}", torch.cuda.get_rng_state(at)) for at in devices)]
-        result["generators"] |= {name: hashed(name, [("", state)]) for name, state in states}
+        generators |= {name: hashed(name, [("", state)]) for name, state in states}
         for optimizer in kept:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             held = [(each, each.grad, optimizer.state.get(each, {})) for each in parameters]
-            result["optimizers"].append(hashed(type(optimizer).__name__, flatten(held)))
+            optimizers.append(hashed(type(optimizer).__name__, flatten(held)))
         for module in _roots(torch.nn.Module):
             groups = (vars(each).get(name) or {} for each in module.modules() for name in ("_parameters", "_buffers"))
             leaves = [pair for group in groups for pair in group.items()]
-            result["modules"].append(hashed(type(module).__name__, leaves))
-        result["modules"].sort()
-    return {**result, "tensors": count}
+            modules.append(hashed(type(module).__name__, leaves))
+    return dict(zip(_COMPUTED[1:], (optimizers, sorted(modules), generators), strict=True)) | {_TENSORS: count}
 
 
 def _roots(cls: type) -> list[Any]:

@@ -44,7 +44,6 @@ _SMALL: Final = 1 << 16
 
 _LONGEST_TEXT = 1 << 18
 """Bytes of a file whose text is kept: what is longer nobody wrote by hand."""
-MAX_TEXTS = 50
 MAX_TEXT_BYTES = 2 << 20
 MAX_FILES = 200
 MAX_FILES_OF_FOLDER = 64
@@ -79,12 +78,12 @@ _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
 class ReadFiles:
     """Notes files that the script reads."""
 
-    def __init__(self, capture: Capture, *, texts: bool) -> None:
+    def __init__(self, capture: Capture, texts: sources.Texts) -> None:
         """Open and replace nothing yet.
 
         Args:
             capture: files of its run are not noted; `document` is put among its facts under `files` when it changes.
-            texts: whether the text of small configuration files is kept, for `texts`.
+            texts: keeps the text of small configuration files.
         """
         self._facts = capture.facts
         self.guarded = capture.guard.around("files", "files that the script reads are")
@@ -98,11 +97,9 @@ class ReadFiles:
         self._opener = self._open  # one object, as `builtins.open` and `io.open` are
         self._seen: set[tuple[int, ...]] = set()
         self._files: dict[str, dict[str, Any]] = {}
-        self._waiting: dict[str, tuple[str, bytes]] = {}  # digests and texts of some, to be handed out
         self._of_line: dict[tuple[str, str], list[str]] = {}
         self._many: dict[tuple[str, str], str] = {}
-        self._opened = self._bytes = self._text = 0
-        self._kept: set[str] = set()
+        self._opened = self._bytes = 0
         self._left_out = False
 
     def install(self) -> None:
@@ -190,9 +187,8 @@ class ReadFiles:
                 self._many[line, ending] = os.path.commonprefix(of_line).rpartition("/")[0] or "."  # noqa: RUF071 - cut at a slash
                 for file in of_line:
                     self._files.pop(file, None)
-                    self._waiting.pop(file, None)
                 return
-            about = self._describe(name, path, status.st_size, ending)
+            about = self._describe(path, status.st_size, ending)
             self._files[name] = about | ({"line": line} if line else {})
 
     def _is_watched(self, real: str) -> bool:
@@ -204,12 +200,11 @@ class ReadFiles:
         secret = ending.lower() in _SECRET or name.lower() in _SECRET or redact.is_secret_name(stem, self._patterns)
         return not secret and ending not in {".pyc", ".so"} and not sources.is_generated(real)
 
-    def _describe(self, name: str, path: str, size: int, ending: str) -> dict[str, Any]:
+    def _describe(self, path: str, size: int, ending: str) -> dict[str, Any]:
         """Size and digest of a file, and `sampled` where only 64 blocks of a file above 16 MiB were read.
 
-        The digest is missing once 1 GiB was read in all. The text is put aside for `texts`, redacted, if texts are
-        wanted, of files up to 256 KiB with an ending in `CONFIG` and up to 64 KiB with `.txt` or no ending: 50 files
-        and 2 MiB at most.
+        The digest is missing once 1 GiB was read in all. The text is kept of files up to 256 KiB with an ending in
+        `CONFIG` and up to 64 KiB with `.txt` or no ending: 2 MiB at most.
         """
         sampled = size > _WHOLE
         needed = _BLOCK * _BLOCKS if sampled else size
@@ -224,14 +219,8 @@ class ReadFiles:
         finally:
             os.close(descriptor)
         digest = source_digest(data)
-        small = size <= (_LONGEST_TEXT if ending in CONFIG else _SMALL)
-        if self._texts and small and (ending in CONFIG or ending in _SMALL_TEXT) and len(self._kept) < MAX_TEXTS:
-            text, encoding = sources.decoded(data)
-            if text is not None and self._text + len(data) <= MAX_TEXT_BYTES:
-                self._text += len(data)
-                clean = (redact.source if ending == ".py" else redact.config)(text, self._patterns)
-                self._kept.add(digest)
-                self._waiting[name] = digest, data if clean == text else clean.encode(encoding, "surrogateescape")
+        if size <= (_LONGEST_TEXT if ending in CONFIG else _SMALL) and (ending in CONFIG or ending in _SMALL_TEXT):
+            self._texts.add(digest, data, redact.source if ending == ".py" else redact.config)
         return {"size": size, "digest": digest, **({"sampled": True} if sampled else {})}
 
     def _shown_name(self, shown: str, real: str) -> str:
@@ -261,13 +250,3 @@ class ReadFiles:
                 for (line, ending), place in self._many.items()
             }
         return {**files, **many, **({"(others)": {"many": True}} if self._left_out else {})}
-
-    def texts(self) -> list[tuple[str, bytes]]:
-        """Digest and redacted text of configuration files noted since the last call.
-
-        The digest is of the text before it was redacted.
-        """
-        with self._lock:
-            texts = list(self._waiting.values())
-            self._waiting.clear()
-        return texts

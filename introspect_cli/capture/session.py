@@ -21,10 +21,10 @@ from introspect_cli.capture.guard import Guard
 from introspect_cli.capture.interpreter import Interpreter
 from introspect_cli.capture.manifest import Documents, closing, opening, without_others
 from introspect_cli.capture.ranks.launchers import find_launch, run_directory
-from introspect_cli.capture.start import Start, numpy_state, prepare_torch, python_state
+from introspect_cli.capture.start import Start, prepare_torch
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED
-from introspect_cli.script.ending import Ending, HeldHandlers, leave
+from introspect_cli.script.ending import Ending, raised_ending, tell
 from introspect_cli.script.run import run
 from introspect_cli.script.target import Target, check
 from introspect_cli.store.files import CHILDREN
@@ -36,34 +36,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from typing_extensions import Self
+
     from introspect_cli.capture.all_probes import Probes
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.guard import Guarded
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.read_files import ReadFiles
     from introspect_cli.store.run_writer import Launch
-
-
-class Terminal:
-    """Writes sentences to stderr."""
-
-    def __init__(self, launch: Launch | None, *, quiet: bool) -> None:
-        """Open nothing; `say` writes later, and never if `quiet`.
-
-        `launch` gives the rank that each sentence begins with.
-        """
-        self._quiet = quiet
-        self._who = f"introspect, rank {launch.rank}" if launch is not None else "introspect"
-
-    def say(self, sentence: str) -> None:
-        """Write `introspect[, rank N]: sentence` to stderr at once, nothing if `quiet`.
-
-        A stderr that is closed is ignored.
-        """
-        if not self._quiet:
-            with contextlib.suppress(AttributeError, OSError, ValueError, UnicodeError):
-                sys.stderr.write(f"{self._who}: {sentence}\n")
-                sys.stderr.flush()
 
 
 def nothing_recorded(path: Path, *, installed: bool) -> str:
@@ -107,26 +87,35 @@ def summary(capture: Capture, probes: Probes, manifest: dict[str, Any], *, lost:
     return f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {path}"
 
 
-def run_capture(target: Target, options: CaptureOptions, ready: Callable[[Path], None] | None = None) -> int:
-    """Run a script under capture in this process, then end the process.
+def run_capture(
+    target: Target, options: CaptureOptions, ready: Callable[[Path], None] | None = None
+) -> int | BaseException | None:
+    """Run a script or module under capture in this process.
 
     Args:
         target: the script or module and its arguments.
         options: what to record and where.
         ready: called with the run's directory before the script's first line.
 
+    Returns:
+        What is to end the process: what the script raised, or the exit code.
+
     Raises:
         UsageError: there is nothing to run.
         StoreError: the run's directory exists, or cannot be made.
-        SystemExit: at the end, with the exit code.
     """
     check(target)
     session = Session(target, options)
     if ready is not None:
         ready(session.path)
-    ending = run(target, started=session.start, ended=session.finish)
-    session.print_last_words()
-    leave(session.exit_code(ending))
+
+    def ended(ending: Ending) -> None:
+        """Close the run, and say what there is to say."""
+        session.finish(ending)
+        session.print_last_words()
+
+    ending = run(target, started=session.start, ended=ended)
+    return ending.raised if ending.exit_code else session.status
 
 
 class Session:
@@ -136,6 +125,7 @@ class Session:
         path: the run's directory.
         probes: what watches; None before torch is there.
         words: what there is to say at the end.
+        status: the exit status that a comparison asks for (`--stop`), once the run is over; None where none does.
     """
 
     def __init__(self, target: Target | None, options: CaptureOptions, launch: Launch | None = None) -> None:
@@ -153,12 +143,15 @@ class Session:
         self.path = path = run_directory(target, options.output, launch)
         self.probes: Probes | None = None
         self.words: list[str] = []
+        self.status: int | None = None
         self._unsent: list[str] = []
         store = StoreWriter.create(path, force=options.force, durable=options.durable, launch=launch)
-        self._terminal = Terminal(launch, quiet=options.quiet)
-        self._guard = guard = Guard(self._terminal.say)
+        who = f"introspect, rank {launch.rank}" if launch is not None else "introspect"
+        self._say: Callable[[str], None] = functools.partial(tell, who=None if options.quiet else who)
+        self._guard = guard = Guard(self._say)
         self._settings = guard.around("settings", "settings are")
         self._end = guard.around("session", "the end of the run is")
+        self._interpreter = Interpreter(guard)
         self._installed = contextlib.ExitStack()
         self._closed = self._followed = False
         self._store_lost = ""
@@ -177,28 +170,16 @@ class Session:
         self._publishers = Publishers(path, options.publish, guard, self.rank if launch is not None else None)
         self.reference = Reference(capture, guard.around("comparing", "the comparison is"))
 
-    def start(self) -> None:
+    def start(self, began: dict[str, bytes | None] | None = None) -> None:
         """Keep the script's text, and install the watchers of signals, files and imports, before its first line.
 
-        The probes follow inside the script's `import torch`.
-        """
-        self._documents.begin()
-        self._begin()
-        self._install(self._start)
-
-    def join(self, began: dict[str, bytes | None]) -> None:
-        """Install all in a followed process that has just imported torch.
+        The probes follow inside the script's `import torch`; at once where torch is there already.
 
         Args:
-            began: bytes of the states of python's and numpy's generators when the process began, by library.
+            began: in a followed process that has just imported torch, the bytes of the states of python's and numpy's
+                generators when the process began, by library.
         """
-        self._followed = True
-        self._capture.began.update(began)
-        self._begin()
-        self._torch_imported()
-
-    def _begin(self) -> None:
-        """Install the watchers of signals and files, and have this session switched off in every forked child."""
+        self._documents.begin()
         reference = weakref.ref(self)
 
         def in_child() -> None:
@@ -206,20 +187,21 @@ class Session:
                 alive.stop_in_child()
 
         os.register_at_fork(after_in_child=in_child)
-        self._install(Interpreter(self._guard))
+        self._interpreter.install()
         if self._documents.files is not None:
             with self._guard.around("files", "files that the script reads are"):
                 self._install(self._documents.files)
+        self._followed = began is not None
+        if began is None:
+            self._install(self._start)
+        else:
+            self._capture.began.update(began)
+            self._torch_imported()
 
-    def _install(self, thing: Interpreter | ReadFiles | Start) -> None:
+    def _install(self, thing: ReadFiles | Start) -> None:
         """Install something now, and have it removed at the end, the last installed first."""
         self._installed.callback(thing.remove)
         thing.install()
-
-    def attach(self) -> None:
-        """Note the generators' states and install the probes, in a process that has torch already (notebooks)."""
-        self._capture.began.update(python=python_state(), numpy=numpy_state())
-        self._torch_imported()
 
     def adopt(self, model: Any) -> None:
         """Name a model that exists already, None for none; if any optimizer is alive, its steps are to end steps.
@@ -252,8 +234,10 @@ class Session:
             probes = Probes(self._capture, self._note_lost, box)
             listeners = probes.context.clock.listeners
             listeners["on_ending"].append(functools.partial(self._write_documents, probes.context))
-            listeners["on_tick"].append(functools.partial(self._end_step, probes.context))
             probes.install()
+            listeners["on_tick"].append(
+                functools.partial(self._end_step, probes.context)
+            )  # last: it may end the script
             self.probes = probes
 
     def _tell(self, sentence: str) -> None:
@@ -261,7 +245,7 @@ class Session:
         if self._closed:
             self.words.append(sentence)
         else:
-            self._terminal.say(sentence)
+            self._say(sentence)
 
     def _write_documents(self, context: Context) -> None:
         """Write changed documents before a step is written, all before the first: whoever reads it has them."""
@@ -279,39 +263,38 @@ class Session:
             SystemExit: because of `--stop`, `--until-nan` or `--until-step`; with 1 for `--stop` on rank 0 of a process
                 that was not followed, else with 0.
         """
-        if self.reference.poll(context.recorder, self._terminal.say):
+        if self.reference.poll(context.recorder, self._say):
             self._manifest["stopped"] = True
             # A launcher takes the first rank that fails for a crash and kills the others: one of them says it, as the
             # last, or whoever has started the launcher.
             raise SystemExit(0 if self.rank or self._followed else DIVERGED)
         if context.policy.nan_at is not None:
-            self._terminal.say(f"step {context.policy.nan_at} made a NaN; the script is ended (--until-nan)")
+            self._say(f"step {context.policy.nan_at} made a NaN; the script is ended (--until-nan)")
             raise SystemExit(0)
         if (last := self._capture.options.until_step) is not None and context.recorder.step > last:
             # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
             raise SystemExit(0)
 
-    def exit_code(self, ending: Ending) -> int | None:
-        """Exit code of the whole process: the script's if it is not 0, else the one of the comparison (`--stop`).
+    def __enter__(self) -> Self:
+        """Start nothing yet; the end of the `with` block finishes it, with the exception that it ends by."""
+        return self
 
-        Without a comparison it is the script's, None where that was not seen.
-        """
-        status = self.reference.status
-        return ending.exit_code if status is None or ending.exit_code else status
+    def __exit__(self, cls: object, error: BaseException | None, tb: object) -> None:
+        """Finish."""
+        self.finish(Ending(0, "returned") if error is None else raised_ending(error))
 
     def finish(self, ending: Ending) -> None:
         """Remove the probes, write what remains, and close the store; at the first call alone.
 
-        Then wait for publishers and comparison, 30 seconds at most for each. Signals are held until all is done.
+        Then wait for publishers and comparison, 30 seconds at most for each. Signals wait until all is done; what their
+        handlers raise comes out.
         """
-        if self._closed:
-            return
-        held = HeldHandlers()
-        held.hold()
         try:
-            self._finish(ending)
+            with self._end:
+                if not self._closed:
+                    self._finish(ending)
         finally:
-            held.release()
+            self._interpreter.remove()
 
     def _finish(self, ending: Ending) -> None:
         """Do the work of `finish`; a failure in one part does not keep the others from being done."""
@@ -362,6 +345,7 @@ class Session:
         box = probes.context.policy.box if probes is not None else None
         before = len(box.written) if box is not None else 0
         self.words += self.reference.finish(probes.context.recorder if probes is not None else None)
+        self.status = self.reference.status
         if box is not None and len(box.written) > before:  # the comparison has said only now that the runs diverge
             with self._writing(self._end):
                 self._capture.store.write_manifest(self._manifest | {"kept_around": box.written})
@@ -371,7 +355,7 @@ class Session:
         """Print `words` and empty them; on ranks above 0 only where the store was lost, else what was not published."""
         # Of many ranks, one says where the run is, and each what it could not send.
         for sentence in self.words if not self.rank or self._store_lost else self._unsent:
-            self._terminal.say(sentence)
+            self._say(sentence)
         self.words = []
 
     def stop_in_child(self) -> None:

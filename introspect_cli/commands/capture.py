@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from introspect_cli.capture.options import AGAIN, HEADINGS, HOW, SHORT, WHEN, CaptureOptions, described, options_of
-from introspect_cli.capture.processes import command_of
 from introspect_cli.commands.shared import GroupedOption, compared_as, declare, say
 from introspect_cli.errors import UsageError
+from introspect_cli.script.processes import command_of
 from introspect_cli.script.target import Target, check
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def capture(
     verify_neutral: bool,
     last_look: str | None,
     **values: Any,
-) -> Callable[[], int]:
+) -> Callable[[], int | BaseException | None]:
     """Run a training script, unmodified, and record what it computes.
 
     Put introspect's options before SCRIPT. Everything after it belongs to the script, and the exit code is the
@@ -172,11 +172,11 @@ def _verify_neutral(target: Target, options: CaptureOptions, before_script: Sequ
     output = options.output or new_run(target)
     if not options.force and output.exists() and any(output.iterdir()):
         raise UsageError(f"{output} exists already; choose another place with -o, or --force to replace it")
-    finding = neutrality.verify_neutral(before_script, words, output)
-    say(f"introspect: {finding.sentence}", err=True)
+    code, sentence = neutrality.verify_neutral(before_script, words, output)
+    say(f"introspect: {sentence}", err=True)
     if output.exists():
         say(f"introspect: the captured run is in {output}", err=True)
-    return finding.exit_code
+    return code
 
 
 def split_words(line: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -25,8 +25,17 @@ import numpy as np
 
 from introspect_cli.compare.elements import rounded
 from introspect_cli.compare.ledger import At, Ledger, Moment, Tensor, ledgers
-from introspect_cli.compare.match import distinctive_values, parameters
-from introspect_cli.compare.measure import ROUNDING, Layouts, Records, distances, relative, same_numbers
+from introspect_cli.compare.match import distinctive_rows
+from introspect_cli.compare.measure import (
+    ROUNDING,
+    Layouts,
+    Moments,
+    Records,
+    distances,
+    moments,
+    relative,
+    same_numbers,
+)
 from introspect_cli.compare.result import DiffResult, Divergence, Origin, Size, StructureChange, Verdict
 from introspect_cli.compare.resumed import steps_counted
 from introspect_cli.compare.say import far, key_of, listed, some
@@ -40,7 +49,6 @@ from introspect_cli.texts import begin_alike, count
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from introspect_cli.compare.match import Value
     from introspect_cli.compare.names import Rename
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import DiffOptions
@@ -528,17 +536,17 @@ def _forms_of(
         [held[name] for name in names if name in held and name not in settled]
         for held, names, settled in zip(values, alone, _settled(forms), strict=True)
     )
-    matched = parameters(of_a, of_b)
-    forms += [turned(one.site.fqn, two.site.fqn) for one, two in matched.pairs]
-    for parts, whole, holder in matched.merges:
+    pairs, merges = parameters(of_a, of_b)
+    forms += [turned(one.name, two.name) for one, two in pairs]
+    for parts, whole, holder in merges:
         in_b = holder == "b"
         order, proven = _joined(read(in_b, whole), [read(not in_b, name) for name in parts])
         names = (tuple(parts[at] for at in order), (whole,))[:: 1 if in_b else -1]
         forms.append(Form(names[0], names[1], _MERGED, proven))
     for side, left in enumerate((of_a, of_b)):  # of tied tensors one is paired, or has its name
         others = {value.checksum: name for name, value in values[1 - side].items()}
-        others |= {pair[side].checksum: pair[1 - side].site.fqn for pair in matched.pairs}
-        for name, checksum in ((value.site.fqn, value.checksum) for value in left):
+        others |= {pair[side].checksum: pair[1 - side].name for pair in pairs}
+        for name, checksum, _ in left:
             if checksum in others and name not in _settled(forms)[side]:
                 names = ((name,), (others[checksum],))[:: -1 if side else 1]
                 forms.append(Form(names[0], names[1], _EQUAL))
@@ -551,9 +559,15 @@ def _forms_of(
 
 def _model_values(run: Run, rename: Rename) -> dict[str, Value]:
     """Parameters and buffers of a checkpoint whose values are distinctive, by their names after `rename`."""
-    values = [value for value in distinctive_values(run.rank(0), 0) if value.site.kind in MODEL]
-    named = [replace(value, site=replace(value.site, fqn=rename(value.site.fqn))) for value in values]
-    return {value.site.fqn: value for value in named}
+    reader, values = run.rank(0), dict[str, Value]()
+    batch = reader.read(0)
+    for row in np.flatnonzero(distinctive_rows(batch)).tolist():
+        record = reader.record(batch, row, 0)
+        sums = moments(record.summary) if record.site.kind in MODEL else None
+        if sums is not None:
+            name = rename(record.site.fqn)
+            values[name] = Value(name, record.summary.checksum, sums)
+    return values
 
 
 def _settled(forms: Iterable[Form]) -> tuple[set[str], set[str]]:
@@ -595,6 +609,93 @@ def _is_rounded(runs: tuple[Run, Run], tensor: Divergence) -> bool:
         and np.array_equal(rounded(fine, coarse), other, equal_nan=True)
         for fine, coarse, other in ((one, tensor.b.layout.dtype, two), (two, tensor.a.layout.dtype, one))
     )
+
+
+# --- tensors by their numbers
+
+_MAX_PARTS = 8  # parts of one whole
+
+
+class Merge(NamedTuple):
+    """Several tensors of one run that are one tensor of the other.
+
+    Attributes:
+        parts: FQNs of the parts, in order.
+        whole: FQN of the whole.
+        side: the run that has the whole.
+    """
+
+    parts: tuple[str, ...]
+    whole: str
+    side: str
+
+
+_OF_PARTS: tuple[Callable[[Any], Any], ...] = (sum, min, max, min, sum, sum)
+"""How each of the moments of a whole follows from those of its parts."""
+
+
+def _merges(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) -> list[Merge]:
+    """Merges of 2 to `_MAX_PARTS` tensors that follow one another into one with their moments.
+
+    Each tensor is used once.
+
+    Candidates are tensors of one name whose modules have one parent (`attn.q.weight`, `attn.k.weight`).
+
+    Args:
+        parts: moments of one run's tensors, in order.
+        wholes: moments of the other run's.
+        side: `a` or `b`, the run that has the wholes.
+    """
+    families: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in parts:
+        owner, _, leaf = name.rpartition(".")
+        families[owner.rpartition(".")[0], leaf].append(name)
+    index: dict[tuple[int, float, float], list[str]] = defaultdict(list)
+    for name, sums in wholes.items():
+        index[sums.numel, sums.low, sums.high].append(name)
+    merges, used = [], set[str]()
+    for members in families.values():
+        for start in range(len(members)):
+            for length in range(2, min(_MAX_PARTS, len(members) - start) + 1):
+                names = members[start : start + length]
+                columns = zip(*(parts[name] for name in names), strict=True)
+                sums = Moments(*(of(column) for of, column in zip(_OF_PARTS, columns, strict=True)))
+                for whole in index.get((sums.numel, sums.low, sums.high), ()):
+                    if same_numbers(sums, wholes[whole]) and not used & {whole, *names}:
+                        used |= {whole, *names}
+                        merges.append(Merge(tuple(names), whole, side))
+    return merges
+
+
+class Value(NamedTuple):
+    """A parameter or buffer with distinctive, finite values."""
+
+    name: str
+    checksum: int
+    moments: Moments
+
+
+def parameters(one: Sequence[Value], two: Sequence[Value]) -> tuple[list[tuple[Value, Value]], list[Merge]]:
+    """(pairs, merges) of the tensors of a (`one`) and b (`two`): by checksum, else by moments, else as merges."""
+    pairs, *rest = _pair_up(one, two)
+    left_a, left_b = ({value.name: value.moments for value in left} for left in rest)
+    return pairs, [*_merges(left_a, left_b, "b"), *_merges(left_b, left_a, "a")]
+
+
+def _pair_up(one: Sequence[Value], two: Sequence[Value]) -> tuple[list[tuple[Value, Value]], list[Value], list[Value]]:
+    """(pairs, those of `one` without a partner, those of `two` without one).
+
+    Paired by equal checksum first, then by `same_numbers`, each with the first of `two` that no other has taken.
+    """
+    pairs, left, rest = list[tuple[Value, Value]](), list(one), list(two)
+    for agree in (lambda x, y: x.checksum == y.checksum, lambda x, y: same_numbers(x.moments, y.moments)):
+        for value in tuple(left):
+            other = next((other for other in rest if agree(value, other)), None)
+            if other is not None:
+                pairs.append((value, other))
+                left.remove(value)
+                rest.remove(other)
+    return pairs, left, rest
 
 
 # --- words

@@ -70,10 +70,13 @@ class Comparison(Sides):
         """Mask of sites whose records can be compared, before the user's selection.
 
         Left out: settings; random states within a step if the captures recorded them at different moments; with ranks
-        or calls put together all random states; with calls put together (`Splits.folded`) results of operators.
+        or calls put together, and of two implementations of one model, all random states; with calls put together
+        (`Splits.folded`) results of operators.
         """
         alignment = self.alignment
         mask = alignment.mask(frozenset(), ())
+        if self.match.is_port:  # they may draw what the other is given
+            mask = mask & ~alignment.are(Kind.RNG)
         if self.gathered is not None:
             mask = mask & ~alignment.are(Kind.RNG)
             if self.splits is not None and self.splits.folded:  # operators are numbered through all calls
@@ -132,6 +135,8 @@ class Comparison(Sides):
         alignment = self.alignment
         random = alignment.are(Kind.RNG)
         alone = alignment.are(*ACTIVATIONS) | alignment.evaluating
+        if self.match.is_port:
+            alone = np.ones(alignment.size, np.bool_)
         named = (alignment.names_a, alignment.names_b)
         held = _named_in(self.a.modules, self.rename or str), _named_in(self.b.modules, str)
         one, two = (with_ancestors(names | more) for names, more in zip(named, held, strict=True))

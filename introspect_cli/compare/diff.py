@@ -9,11 +9,10 @@ from introspect_cli.compare.answer.by_rank import compared_runs
 from introspect_cli.compare.answer.causes import clues_of_ending, code_changes
 from introspect_cli.compare.answer.compared import agreement, exceptions_of, notes_on, raised_words, unseen_names
 from introspect_cli.compare.answer.weights import Blame, setting_changes, weighed_by_code
-from introspect_cli.compare.match import are_ports
 from introspect_cli.compare.names import renamer
 from introspect_cli.compare.result import DiffResult, Separate, Verdict
 from introspect_cli.compare.say import head_of, told
-from introspect_cli.compare.watched import chooses_modules, is_list
+from introspect_cli.compare.watched import chooses_modules
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Phase
 from introspect_cli.selection import check_selection
@@ -31,10 +30,6 @@ def compare_runs(
     a: Run, b: Run, options: DiffOptions, noise: Sequence[Run] = (), work: Work | None = None
 ) -> DiffResult:
     """Compare two opened runs, or two checkpoints.
-
-    Two implementations of one model under other names, of one rank each, are compared by the values they hold, if their
-    comparison by name does not say "same". Not with `strict`, without `by_value`, or where anything was left out of the
-    captures or of what was selected.
 
     Args:
         a: the reference run.
@@ -58,22 +53,11 @@ def compare_runs(
 
         options = checkpoint_options(options, a, b)
     compared = compared_runs(a, b, options, noise, work)
-    # what is nowhere may have been left out, and of what was left out nothing is known
     entire = not options.narrowed and not any(chooses_modules(run.manifest) for run in (a, b))
     answer = answer_for(compared, bitwise=entire and not options.tolerant and not noise)
-    outcomes, by_rank = compared.outcomes, compared.splits is None
-    if checkpoints and by_rank:
-        return of_checkpoints(answer, (a, b), asked, outcomes[0])
-    by_value = by_rank and options.by_value and not options.strict and entire
-    if not by_value or len(outcomes) != 1 or answer.verdict is Verdict.SAME:
-        return answer
-    one, two = (run.rank(outcomes[0].rank) for run in (a, b))
-    if not are_ports(one, two, answer.first, listed=any(is_list(run.manifest) for run in (a, b))):
-        return answer
-    from introspect_cli.compare.answer.port_answer import port_answer, port_of  # only two programs of one model need it
-
-    port = port_of(answer, (a, b), options, outcomes[0])
-    return answer if port is None else port_answer(answer, port)
+    if checkpoints and compared.splits is None:
+        return of_checkpoints(answer, (a, b), asked, compared.outcomes[0])
+    return answer
 
 
 def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:

@@ -14,29 +14,25 @@ share prove nothing, unless the rest of these modules distinguishes them.
 The first step that both runs have is looked at, a later one and the last: what was equal by chance, or is a copy that
 training has not changed yet, holds other values there although all that has kept its name agrees.
 
-*Parameters* of two implementations of one model are equal, transposed, or one tensor in one run and several in the
-other (q, k, v: qkv). A checksum is keyed by an element's place, so that of the whole does not follow from those of
-parts. Sums add up, and extrema are those of the extreme part: number of elements, smallest, largest and smallest
-absolute value are exact, sums and sums of squares agree to rounding. Random numbers do not agree in all of these by
-accident.
-
-*Activations* are paired by checksum, or by sketch, which keys elements by their place in the flattened tensor and so
-allows another shape. Constants are left out. Of several that agree, the nearest is taken, then the earliest. Modules
-with equal parameters are paired; the first, in a's order, whose output does not agree is where to look, and whether its
-input agrees says on which side of it.
+*Two implementations of one model* share few names, and hold parameters in other forms (or one is a list of values).
+They are compared as all runs are, under the names that their parameters show, in their first step: to a tolerance, as
+their sums have other orders; whatever shape a tensor has; and what one of them alone has is structure. A checksum is
+keyed by an element's place, while number of elements, smallest, largest and smallest absolute value are those of a
+transposed tensor too. Random numbers do not agree in all of these by accident.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, compress, product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.measure import Mask, Moments, moments, moments_agree, same_numbers
+from introspect_cli.compare.measure import Layouts, Mask, Records
 from introspect_cli.compare.names import (
     DISPLACED,
     Rename,
@@ -45,22 +41,22 @@ from introspect_cli.compare.names import (
     ancestors,
     class_of_root,
     numbered_children,
+    owner_of,
     renamer,
     with_ancestors,
 )
-from introspect_cli.compare.table import MODULE_VALUES, Columns, columns, of_kinds, phase_code
+from introspect_cli.compare.table import MODULE_VALUES, Columns, columns, kind_code, of_kinds, phase_code
+from introspect_cli.compare.watched import is_list
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.reader import RankReader
 from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
+    from collections.abc import Iterable, KeysView, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from numpy.typing import NDArray
-
-    from introspect_cli.compare.result import DiffOptions, Divergence
-    from introspect_cli.records import ModuleInfo, Site
+    from introspect_cli.compare.result import DiffOptions
+    from introspect_cli.records import ModuleInfo
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import Reader
     from introspect_cli.store.run import Run
@@ -69,8 +65,8 @@ if TYPE_CHECKING:
 NamePair = tuple[str, str]
 """A name of a and a name of b."""
 
-Feature = tuple[int, ...]
-"""The place of a step among those looked at, kind, phase, call and checksum of a record."""
+Feature = tuple[float, ...]
+"""The place of a step among those looked at, kind, phase, call, and checksum or extrema of a record."""
 
 Held = dict[str, set[Feature]]
 """The values of each name."""
@@ -83,10 +79,12 @@ class Correspondence:
     Attributes:
         patterns: regular expressions and replacements that were asked for.
         renamed: names of a, after these, that have another name in b, or none; the longest prefix wins.
+        is_port: whether the runs are of two implementations of one model.
     """
 
     patterns: Sequence[tuple[str, str]] = ()
     renamed: Mapping[str, Renamed] = field(default_factory=dict)
+    is_port: bool = False
 
     @cached_property
     def rename(self) -> Rename | None:
@@ -99,7 +97,7 @@ class Correspondence:
         return renamer(self.patterns, {})
 
 
-def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int) -> Correspondence:
+def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int, *, listed: bool) -> Correspondence:
     """Which name of a rank of a is which of b, matched by value.
 
     By `--rename` alone if either reader stands for several ranks, `by_value` is off, or all steps are equal.
@@ -109,12 +107,14 @@ def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int) -> Corre
         b: reader of run b's rank.
         options: what counts.
         offset: step k of b belongs to step k + offset of a.
+        listed: whether either run is a list of values.
     """
     if not isinstance(a, RankReader) or not isinstance(b, RankReader) or a.is_whole or b.is_whole:
         return Correspondence(options.rename)
     if not options.by_value or _last_chain(a) == _last_chain(b):
         return Correspondence(options.rename)
-    return matched_by_value(a, b, options.rename, offset=offset)
+    match = matched_by_value(a, b, options.rename, offset=offset, listed=listed)
+    return replace(match, is_port=False) if options.strict else match
 
 
 def other_roots(a: Run, b: Run, options: DiffOptions) -> Correspondence | None:
@@ -129,7 +129,9 @@ def other_roots(a: Run, b: Run, options: DiffOptions) -> Correspondence | None:
         {fqn.partition(".")[0] for fqn, kind in zip(reader.sites.fqn, reader.sites.kind, strict=True) if kind == _PARAM}
         for reader in (one, two)
     ]
-    return correspond(one, two, options, options.offset or 0) if all(roots) and not roots[0] & roots[1] else None
+    if not all(roots) or roots[0] & roots[1]:
+        return None
+    return correspond(one, two, options, options.offset or 0, listed=any(is_list(run.manifest) for run in (a, b)))
 
 
 _PARAM = Kind.PARAM.value
@@ -141,7 +143,7 @@ def _last_chain(reader: Reader) -> tuple[int, bytes]:
 
 
 def matched_by_value(
-    a: RankReader, b: RankReader, patterns: Sequence[tuple[str, str]] = (), *, offset: int = 0
+    a: RankReader, b: RankReader, patterns: Sequence[tuple[str, str]], *, offset: int, listed: bool
 ) -> Correspondence:
     """Which name of a is which of b, by equal checksums in the first, second and last step that both have.
 
@@ -153,17 +155,58 @@ def matched_by_value(
         b: reader of run b's rank.
         patterns: (regular expression, replacement) for a's names, applied first.
         offset: step k of b belongs to step k + offset of a.
+        listed: whether either run is a list of values.
     """
     steps = np.asarray(a.entries["step"])
     steps = steps[np.isin(steps - offset, b.entries["step"])]
     if not len(steps):
         return Correspondence(patterns)
     chosen = sorted({int(steps[place]) for place in {0, min(1, len(steps) - 1), len(steps) - 1}})
-    one = Side(a, Correspondence(patterns).asked, chosen)
-    renamed = renamed_by_value(one, Side(b, None, [step - offset for step in chosen]))
+    one, two = Side(a, Correspondence(patterns).asked, chosen), Side(b, None, [step - offset for step in chosen])
+    is_port = are_ports(one, two, listed=listed)
+    renamed = renamed_by_value(one, two, in_order=is_port)
+    is_port = is_port and bool(renamed)
+    if is_port:
+        renamed |= _last_tensors(one, two, renamed)
+        (old, *more), (new, *others) = ({name.partition(".")[0]: 1 for name in side.tensors} for side in (one, two))
+        if not (more or others):  # the root alone: what has no partner keeps its name
+            patterns = (*patterns, (rf"^{re.escape(old)}$", new))
     names = {new.name for new in renamed.values()}
     taken = [name for name in names if name not in renamed and name in one.around]
-    return Correspondence(patterns, renamed | {name: Renamed(name + DISPLACED) for name in taken})
+    return Correspondence(patterns, renamed | {name: Renamed(name + DISPLACED) for name in taken}, is_port)
+
+
+# --- two implementations of one model
+
+
+_PORT_SHARE = 1 / 3
+_FIRST_PARAMETERS = (0, kind_code(Kind.PARAM), phase_code(Phase.START))
+
+
+def are_ports(a: Side, b: Side, *, listed: bool) -> bool:
+    """Whether two runs share few names, and either is a list, or some parameter has no equal in the other run.
+
+    Few are less than a third of the names of tensors and module values, of the run with fewer.
+    """
+    if len(a.names & b.names) >= _PORT_SHARE * min(len(a.names), len(b.names)):
+        return False
+    start = [
+        {feature for held in side.held(side.tensors).values() for feature in held if feature[:3] == _FIRST_PARAMETERS}
+        for side in (a, b)
+    ]
+    return listed or start[0] != start[1]
+
+
+def _last_tensors(a: Side, b: Side, renamed: Mapping[str, Renamed]) -> dict[str, Renamed]:
+    """Partners of tensors that are the only one of a module in `renamed` without an equal, in a and in b."""
+    rename = Correspondence(renamed=renamed).rename or str
+    left: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    for name in a.tensors:
+        if rename(name) not in b.tensors:
+            left[rename(owner_of(name))][0].append(name)
+    for name in b.tensors.difference(map(rename, a.tensors)):
+        left[owner_of(name)][1].append(name)
+    return {of_a[0]: Renamed(of_b[0]) for of_a, of_b in left.values() if len(of_a) == len(of_b) == 1}
 
 
 # --- what names hold
@@ -231,7 +274,8 @@ class Side:
     def held(self, names: AbstractSet[str]) -> Held:
         """Distinctive values (`distinctive_rows`) of `names` in all of `steps`; names without one are left out.
 
-        Each is (index in `steps`, kind, phase, call, checksum).
+        Each is (index in `steps`, kind, phase, call, checksum), and of tensors, whose order may be another, also with
+        the number of elements and the extrema in place of the checksum.
         """
         sites, features = self.sites, Held()
         fqn = sites.fqn
@@ -240,9 +284,14 @@ class Side:
             batch = self.reader.read(step) if place else self.first
             rows = np.flatnonzero(wanted[batch.site] & distinctive_rows(batch))
             numbers = batch.site[rows]
-            columns = sites.kind[numbers], sites.phase[numbers], sites.call[numbers], batch.checksum[rows]
-            for number, *feature in zip(numbers.tolist(), *(column.tolist() for column in columns), strict=True):
-                features.setdefault(fqn[number], set()).add((place, *feature))
+            tensor, records = of_kinds(sites.kind[numbers], TENSORS), Records(batch, rows, Layouts(self.reader.layouts))
+            form = np.stack([records.layout("numel"), *map(records.statistic, ("min", "max", "absmin"))], axis=1)
+            columns = numbers, sites.kind[numbers], sites.phase[numbers], sites.call[numbers], batch.checksum[rows]
+            for at, (number, *feature) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+                values = features.setdefault(fqn[number], set())
+                values.add((place, *feature))
+                if tensor[at]:
+                    values.add((place, *feature[:-1], *form[at].tolist()))
         return features
 
 
@@ -264,10 +313,11 @@ def distinctive_rows(batch: StepBatch) -> Mask:
 _MAX_PAIRS = 8  # more pairs of names with one value than this, and nobody can say which is which
 
 
-def equal_pairs(one: Held, two: Held) -> dict[str, str]:
-    """The partner in b of each name of a: by most shared values (`by_votes`).
+def equal_pairs(one: Held, two: Held, order: Iterable[str]) -> dict[str, str]:
+    """The partner in b of each name of a: by most shared values, else the equal name, else the most alike.
 
-    A value that more than `_MAX_PAIRS` pairs of names share does not count.
+    A value that more than `_MAX_PAIRS` pairs of names share does not count. Ties are dropped, unless `order` has the
+    names of b, of which the first counts then.
     """
     holders: dict[Feature, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     for side, held in enumerate((one, two)):
@@ -275,7 +325,13 @@ def equal_pairs(one: Held, two: Held) -> dict[str, str]:
             for feature in features:
                 holders[feature][side].append(name)
     few = (product(*names) for names in holders.values() if len(names[0]) * len(names[1]) <= _MAX_PAIRS)
-    return by_votes(Counter(chain.from_iterable(few)))
+    places = {name: place for place, name in enumerate(order)}
+    return assigned(
+        {
+            (old, new): (-count, old != new, -_likeness(old, new), places.get(new))
+            for (old, new), count in Counter(chain.from_iterable(few)).items()
+        }
+    )
 
 
 def assigned(ranks: Mapping[NamePair, Any]) -> dict[str, str]:
@@ -300,17 +356,6 @@ def assigned(ranks: Mapping[NamePair, Any]) -> dict[str, str]:
     return partners
 
 
-def by_votes(votes: Mapping[NamePair, float]) -> dict[str, str]:
-    """The partner of each old name: the pair with most votes, else the equal name, else the most alike.
-
-    Ties are dropped.
-
-    Args:
-        votes: (old name, new name) to the number of values that they share.
-    """
-    return assigned({(old, new): (-count, old != new, -_likeness(old, new)) for (old, new), count in votes.items()})
-
-
 def _likeness(old: str, new: str) -> int:
     """How alike two dotted names are: equal components at their beginnings, plus twice those at their ends."""
     one, two = old.split("."), new.split(".")
@@ -320,12 +365,17 @@ def _likeness(old: str, new: str) -> int:
 # --- the tree above them
 
 
-def renamed_by_value(a: Side, b: Side) -> dict[str, Renamed]:
+def renamed_by_value(a: Side, b: Side, *, in_order: bool) -> dict[str, Renamed]:
     """Names of a that are other names of b, by equal values of tensors; of nested ones the outermost that holds.
 
     Tensors that one run alone has are matched, those in numbered lists whose lengths differ, and those of several
     models of one class, which are numbered in the order in which they were made. A pair of parents holds while all
     tensors below the old one are paired with those below the new one, and no equal name shares more values.
+
+    Args:
+        a: run a.
+        b: run b.
+        in_order: whether of several equal tensors of b the first is taken, and not none.
     """
     several = ambiguous(*({name.partition(".")[0] for name in side.names} for side in (a, b)))
     if a.names == b.names and not several:
@@ -339,7 +389,7 @@ def renamed_by_value(a: Side, b: Side) -> dict[str, Renamed]:
         }
         for side, other in ((a, b), (b, a))
     )
-    pairs = equal_pairs(a.held(one), b.held(two))
+    pairs = equal_pairs(a.held(one), b.held(two), b.names if in_order else ())
     levels = {old: _parent_pairs(old, new) for old, new in pairs.items()}
     votes = Counter(chain.from_iterable(levels.values()))
     better_kept = _better_unrenamed(a, b, votes)
@@ -352,6 +402,8 @@ def renamed_by_value(a: Side, b: Side) -> dict[str, Renamed]:
             if votes[level] != paired[level[0]] or level[0] in held_by_others or level in better_kept:
                 break
             top = level
+        if old.rpartition(".")[2] != pairs[old].rpartition(".")[2]:
+            renamed[old] = Renamed(pairs[old], 1)
         renamed.setdefault(top[0], Renamed(top[1], votes.get(top, 1)))
     for called, old in a.roots.items():  # where no value tells models of one class apart, their variables do
         if called[0] in several and old not in paired and b.roots.get(called, old) != old:
@@ -381,15 +433,15 @@ def _better_unrenamed(a: Side, b: Side, levels: Iterable[NamePair]) -> set[NameP
 
 
 def _parent_pairs(old: str, new: str) -> list[NamePair]:
-    """Pairs of parents, innermost first, for as long as what is cut off is equal and the names are not.
+    """Pairs of parents, innermost first, for as long as the names are not equal, and what is cut off of parents is.
 
-    (`a.x.w`, `b.x.w`) gives (`a.x`, `b.x`), (`a`, `b`).
+    (`a.x.w`, `b.x.v`) gives (`a.x`, `b.x`), (`a`, `b`).
     """
     pairs: list[NamePair] = []
     while True:
         old, dot, end = old.rpartition(".")
         new, other_dot, other_end = new.rpartition(".")
-        if not (dot and other_dot and end == other_end and old != new):
+        if not (dot and other_dot and old != new and (end == other_end or not pairs)):
             return pairs
         pairs.append((old, new))
 
@@ -399,141 +451,6 @@ def _lists_of_other_length(a: Side, b: Side) -> frozenset[str]:
     counts = numbered_children(a.names), numbered_children(b.names)
     both = counts[0].keys() & counts[1].keys()
     return frozenset(f"{parent}." for parent in both if counts[0][parent] != counts[1][parent])
-
-
-_MAX_PARTS = 8  # parts of one whole
-
-
-class Merge(NamedTuple):
-    """Several tensors of one run that are one tensor of the other.
-
-    Attributes:
-        parts: FQNs of the parts, in order.
-        whole: FQN of the whole.
-        side: the run that has the whole.
-    """
-
-    parts: tuple[str, ...]
-    whole: str
-    side: str
-
-
-_OF_PARTS: tuple[Callable[[Any], Any], ...] = (sum, min, max, min, sum, sum)
-"""How each of the moments of a whole follows from those of its parts."""
-
-
-def _merges(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) -> list[Merge]:
-    """Merges of 2 to `_MAX_PARTS` tensors that follow one another into one with their moments.
-
-    Each tensor is used once.
-
-    Candidates are tensors of one name whose modules have one parent (`attn.q.weight`, `attn.k.weight`).
-
-    Args:
-        parts: moments of one run's tensors, in order.
-        wholes: moments of the other run's.
-        side: `a` or `b`, the run that has the wholes.
-    """
-    families: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name in parts:
-        owner, _, leaf = name.rpartition(".")
-        families[owner.rpartition(".")[0], leaf].append(name)
-    index: dict[tuple[int, float, float], list[str]] = defaultdict(list)
-    for name, sums in wholes.items():
-        index[sums.numel, sums.low, sums.high].append(name)
-    merges, used = [], set[str]()
-    for members in families.values():
-        for start in range(len(members)):
-            for length in range(2, min(_MAX_PARTS, len(members) - start) + 1):
-                names = members[start : start + length]
-                columns = zip(*(parts[name] for name in names), strict=True)
-                sums = Moments(*(of(column) for of, column in zip(_OF_PARTS, columns, strict=True)))
-                for whole in index.get((sums.numel, sums.low, sums.high), ()):
-                    if same_numbers(sums, wholes[whole]) and not used & {whole, *names}:
-                        used |= {whole, *names}
-                        merges.append(Merge(tuple(names), whole, side))
-    return merges
-
-
-# --- all parameters of two implementations
-
-
-@dataclass(frozen=True, eq=False)
-class Value:
-    """A record with a distinctive value.
-
-    Attributes:
-        row: its row in the step's batch.
-        order: its place in the order of recording.
-        sketch: its sketch; None where none was kept.
-    """
-
-    site: Site
-    row: int
-    order: int
-    shape: tuple[int, ...]
-    checksum: int
-    moments: Moments
-    sketch: NDArray[np.float64] | None
-    module_class: str
-
-    @property
-    def owner(self) -> str:
-        """FQN of the module of a parameter or buffer; "" for a name without a dot."""
-        return self.site.fqn.rpartition(".")[0]
-
-
-class Parameters(NamedTuple):
-    """The pairing of a's and b's parameters.
-
-    Attributes:
-        pairs: each with its partner: equal bits, or the same numbers in another order (transposed).
-        merges: parts of one run that are one tensor of the other.
-        only_a: distinctive parameters of a that are nowhere in b, not even as one that is paired already (tied ones).
-        only_b: the other way round.
-    """
-
-    pairs: tuple[tuple[Value, Value], ...]
-    merges: tuple[Merge, ...]
-    only_a: tuple[Value, ...]
-    only_b: tuple[Value, ...]
-
-    @property
-    def transposed(self) -> int:
-        """Number of pairs whose checksums are not equal: the same numbers in another order."""
-        return sum(one.checksum != two.checksum for one, two in self.pairs)
-
-
-def parameters(one: Sequence[Value], two: Sequence[Value]) -> Parameters:
-    """Pair the parameters of a (`one`) with those of b (`two`): by checksum, else by moments, else as merges.
-
-    One that is left over counts as one run's alone only if no parameter of the other has its checksum.
-    """
-    pairs, *rest = _pair_up(one, two)
-    left_a, left_b = ({value.site.fqn: value.moments for value in left} for left in rest)
-    merges = [*_merges(left_a, left_b, "b"), *_merges(left_b, left_a, "a")]
-    used = {name for merge in merges for name in (*merge.parts, merge.whole)}
-    only = [
-        tuple(value for value in left if value.site.fqn not in used and value.checksum not in there)
-        for left, there in zip(rest, ({value.checksum for value in side} for side in (two, one)), strict=True)
-    ]
-    return Parameters(tuple(pairs), tuple(merges), *only)
-
-
-def _pair_up(one: Sequence[Value], two: Sequence[Value]) -> tuple[list[tuple[Value, Value]], list[Value], list[Value]]:
-    """(pairs, those of `one` without a partner, those of `two` without one).
-
-    Paired by equal checksum first, then by `same_numbers`, each with the first of `two` that no other has taken.
-    """
-    pairs, left, rest = list[tuple[Value, Value]](), list(one), list(two)
-    for agree in (lambda x, y: x.checksum == y.checksum, lambda x, y: same_numbers(x.moments, y.moments)):
-        for value in tuple(left):
-            other = next((other for other in rest if agree(value, other)), None)
-            if other is not None:
-                pairs.append((value, other))
-                left.remove(value)
-                rest.remove(other)
-    return pairs, left, rest
 
 
 def tied_to(modules: Iterable[ModuleInfo], fqn: str) -> str:
@@ -549,285 +466,3 @@ def tied_to(modules: Iterable[ModuleInfo], fqn: str) -> str:
             if target == fqn:
                 return f"{module.fqn}.{alias_name}"
     return ""
-
-
-# --- values that flow through both
-
-CLOSE = 1e-5
-"""Relative L2 distance up to which activations agree: more than float32 rounds by, less than faults move values by."""
-
-_FORWARD = frozenset({Kind.BATCH, Kind.INPUT, Kind.OUTPUT, Kind.LOSS})
-
-
-class ValuePair(NamedTuple):
-    """A value of a, and the value of b that it is compared with.
-
-    Attributes:
-        rel_l2: their distance; None where it is not known, or they hold the same numbers at other places.
-        agree: whether they agree.
-        inputs: of outputs of two modules, whether every distinctive input of a agrees with one of b; None where a run
-            has recorded none.
-    """
-
-    a: Value
-    b: Value
-    rel_l2: float | None
-    agree: bool = True
-    inputs: bool | None = None
-
-
-def distinctive_values(reader: RankReader, step: int) -> list[Value]:
-    """Records of a step with distinctive, finite values and statistics, in order of recording; reads the step.
-
-    Evaluation and recomputation are left out.
-    """
-    batch, values = reader.read(step), list[Value]()
-    proves = distinctive_rows(batch)
-    for row in np.argsort(batch.sequence, kind="stable").tolist():
-        record = reader.record(batch, row, step) if proves[row] else None
-        sums = None if record is None else moments(record.summary)
-        if record is None or sums is None or record.site.phase in PROVES_NOTHING:
-            continue
-        site, order, of = record.site, record.sequence, record.summary
-        sketch = np.asarray(of.sketch, np.float64) if of.sketch else None
-        value = Value(site, row, order, tuple(of.layout.shape), of.checksum, sums, sketch, record.info.module_class)
-        values.append(value)
-    return values
-
-
-def parameters_of(values: Iterable[Value]) -> list[Value]:
-    """Of these values, parameters at the start of a step, the first of each name."""
-    first: dict[str, Value] = {}
-    for value in values:
-        if value.site.kind is Kind.PARAM and value.site.phase is Phase.START:
-            first.setdefault(value.site.fqn, value)
-    return list(first.values())
-
-
-def compared(a: Value, b: Value, close: float) -> ValuePair:
-    """Two values as a pair; they agree where they have as many elements and are `agreeing`."""
-    near = agreeing(a, [b], close) if a.moments.numel == b.moments.numel else []
-    return near[0] if near else ValuePair(a, b, sketch_distance(a, b), agree=False)
-
-
-def sketch_distance(a: Value, b: Value) -> float | None:
-    """Relative L2 distance of two values by their sketches.
-
-    None if either has no sketch, they have other numbers of elements, or both are zero.
-    """
-    if a.sketch is None or b.sketch is None or a.moments.numel != b.moments.numel:
-        return None
-    size = max(a.moments.squares, b.moments.squares) ** 0.5
-    return float(np.linalg.norm(a.sketch - b.sketch)) / size if size else None
-
-
-def matched_values(one: Sequence[Value], two: Sequence[Value], close: float) -> dict[int, ValuePair]:
-    """For each value of a that has one, by its row: the value of b that agrees and is nearest.
-
-    Of equally near ones, the n-th is paired with the n-th: the third of five equal values with the third. Where b has
-    fewer, the last is taken again.
-
-    Args:
-        one: values of a, in order.
-        two: values of b, in order.
-        close: relative L2 distance up to which values agree.
-    """
-    sizes: dict[int, list[Value]] = defaultdict(list)
-    for value in two:
-        sizes[value.moments.numel].append(value)
-    matches: dict[int, ValuePair] = {}
-    times: dict[int, int] = defaultdict(int)
-    for value in one:
-        near = agreeing(value, sizes.get(value.moments.numel, ()), close)
-        if near:
-            level = [match for match in near if match.rel_l2 == near[0].rel_l2]
-            first = level[0].b.row
-            matches[value.row] = level[min(times[first], len(level) - 1)]
-            times[first] += 1
-    return matches
-
-
-def agreeing(value: Value, others: Sequence[Value], close: float) -> list[ValuePair]:
-    """Pairs of `value` with each of these values of as many elements that agrees, nearest first; [] for none.
-
-    All of equal checksum; if there are none, those at most `close` away by sketch, where all have one; if there are
-    none, those whose moments agree (`moments_agree`).
-    """
-    if equal := [ValuePair(value, other, 0.0) for other in others if other.checksum == value.checksum]:
-        return equal
-    sketches = [other.sketch for other in others if other.sketch is not None]
-    if value.sketch is not None and len(sketches) == len(others) > 0:
-        size = np.sqrt([max(other.moments.squares, value.moments.squares, 1e-300) for other in others])
-        distance = np.linalg.norm(np.stack(sketches) - value.sketch, axis=1) / size
-        order = [int(place) for place in np.argsort(distance, kind="stable") if distance[place] <= close]
-        if order:
-            return [ValuePair(value, others[place], float(distance[place])) for place in order]
-    return [
-        ValuePair(value, other, None)
-        for other in others
-        if other.moments.numel >= 16 and moments_agree(value.moments, other.moments, close)
-    ]
-
-
-# --- the flow through both
-
-_PORT_SHARE = 1 / 3
-
-
-def are_ports(a: RankReader, b: RankReader, first: Divergence | None, *, listed: bool = False) -> bool:
-    """Whether two runs are implementations of one model under other names.
-
-    They share less than a third of the names of parameters and module values (of the run with fewer), and the first
-    divergence is only one of structure, of a random state, a one-sided one, or a start value of another shape. False
-    where either run has no such name.
-
-    Args:
-        a: reader of run a's rank.
-        b: reader of run b's rank.
-        first: first divergence of comparing by name; None for none.
-        listed: whether a run is a list, for which the first divergence does not matter.
-    """
-    known = listed or first is None or first.reason == "structure" or first.site.kind is Kind.RNG
-    named = None if known else first
-    if named is not None and named.a is not None and named.b is not None:
-        # A parameter that is transposed, or has become part of another, has another shape from the start.
-        transposed = named.reason == "initial" and named.a.layout.shape != named.b.layout.shape
-        if not transposed:
-            return False
-    kinds = {Kind.PARAM.value, Kind.INPUT.value, Kind.OUTPUT.value}
-    one, two = (
-        {fqn for fqn, kind in zip(run.sites.fqn, run.sites.kind, strict=True) if kind in kinds} for run in (a, b)
-    )
-    return bool(one) and bool(two) and len(one & two) < _PORT_SHARE * min(len(one), len(two))
-
-
-class Flow(NamedTuple):
-    """The pairing of all values of one step of two implementations.
-
-    Attributes:
-        step: the step, of a and of b.
-        close: relative L2 distance up to which values agree.
-        readers: of a and of b.
-        ordered: whether the order of a's records, and of b's, is that in which they were computed.
-        parameters: which parameters are which.
-        values: what flows forward in a, and in b.
-        forward: matched values, in a's order.
-        modules: outputs of modules with the same parameters, in the order in which a ran them.
-        end: what of a model's outputs agrees; None where nothing does.
-        gradients: of paired parameters, in the order of recording.
-    """
-
-    step: int
-    close: float
-    readers: tuple[RankReader, RankReader]
-    ordered: tuple[bool, bool]
-    parameters: Parameters
-    values: tuple[Sequence[Value], Sequence[Value]]
-    forward: tuple[ValuePair, ...]
-    modules: tuple[ValuePair, ...]
-    end: ValuePair | None
-    gradients: tuple[ValuePair, ...]
-
-    @property
-    def related(self) -> bool:
-        """Whether anything is paired that shows that the runs are of one model: a parameter or a module's output."""
-        shared = self.parameters.pairs or self.parameters.merges
-        return bool(shared) or any(match.a.site.kind is Kind.OUTPUT for match in self.forward)
-
-
-def flow_of(
-    readers: tuple[RankReader, RankReader], step: int, close: float, ordered: tuple[bool, bool] = (True, True)
-) -> Flow:
-    """Pair the values of one step of both runs; reads the step of both.
-
-    Modules are in a's order; in b's where only b's records are in the order of computation. `end` is the first pair
-    among the last outputs (`ends`), None for none.
-
-    Args:
-        readers: of a rank of a and of b.
-        step: number of the step, in both.
-        close: relative L2 distance up to which values agree; of gradients, ten times that.
-        ordered: whether a's records, and b's, are in the order of computation.
-    """
-    one, two = (distinctive_values(reader, step) for reader in readers)
-    shared = parameters(parameters_of(one), parameters_of(two))
-    forward = [[value for value in side if value.site.kind in _FORWARD] for side in (one, two)]
-    matches = matched_values(forward[0], forward[1], close)
-    modules = _module_pairs(shared, forward[0], forward[1], close)
-    if ordered == (False, True):
-        modules.sort(key=lambda pair: pair.b.order)
-    return Flow(
-        step=step,
-        close=close,
-        readers=readers,
-        ordered=ordered,
-        parameters=shared,
-        values=(forward[0], forward[1]),
-        forward=tuple(matches[value.row] for value in forward[0] if value.row in matches),
-        modules=tuple(modules),
-        end=next(iter(matched_values(ends(forward[0]), ends(forward[1]), close).values()), None),
-        gradients=tuple(_gradients(shared, one, two, close)),
-    )
-
-
-def ends(values: Sequence[Value]) -> list[Value]:
-    """Outputs of the last call of the last root module; of the last call of any module where no root has outputs.
-
-    Args:
-        values: in order of recording.
-    """
-    outputs = [value for value in values if value.site.kind is Kind.OUTPUT]
-    roots = [value for value in outputs if "." not in value.site.fqn] or outputs
-    return [root for root in roots if (root.site.fqn, root.site.call) == (roots[-1].site.fqn, roots[-1].site.call)]
-
-
-def _module_pairs(shared: Parameters, one: Sequence[Value], two: Sequence[Value], close: float) -> list[ValuePair]:
-    """Pairs of outputs of modules whose paired parameters all have partners in one module; inputs are compared too.
-
-    An output is paired with the first of the same call that has as many elements, whether they agree or not. Inputs
-    agree if each of a's does with any of b's; None where either has none. Modules that take part in a merge are left
-    out.
-
-    Args:
-        shared: which parameters are which.
-        one: values of a's forward pass, in order.
-        two: values of b's forward pass, in order.
-        close: relative L2 distance up to which values agree.
-    """
-    partners: dict[str, str] = {}
-    for first, second in shared.pairs:
-        # A module whose parameters lie in several of the other run does what none of these does.
-        if partners.setdefault(first.owner, second.owner) != second.owner:
-            partners[first.owner] = ""
-    merged = {name.rpartition(".")[0] for merge in shared.merges for name in (*merge.parts, merge.whole)}
-    calls_a, calls_b, pairs = _by_call(one), _by_call(two), []
-    for value in one:
-        name, call = value.site.fqn, value.site.call
-        other = partners.get(name)
-        if value.site.kind is not Kind.OUTPUT or not other or {name, other} & merged:
-            continue
-        outputs = calls_b.get((Kind.OUTPUT, other, call), ())
-        partner = next((output for output in outputs if output.moments.numel == value.moments.numel), None)
-        if partner is None:
-            continue
-        given, given_b = calls_a.get((Kind.INPUT, name, call), ()), calls_b.get((Kind.INPUT, other, call), ())
-        inputs = all(any(compared(x, y, close).agree for y in given_b) for x in given) if given and given_b else None
-        pairs.append(compared(value, partner, close)._replace(inputs=inputs))
-    return pairs
-
-
-def _by_call(values: Sequence[Value]) -> dict[tuple[Kind, str, int], list[Value]]:
-    """Values by (kind, FQN, call), each in the order given."""
-    by_call: dict[tuple[Kind, str, int], list[Value]] = defaultdict(list)
-    for value in values:
-        by_call[value.site.kind, value.site.fqn, value.site.call].append(value)
-    return by_call
-
-
-def _gradients(shared: Parameters, one: Sequence[Value], two: Sequence[Value], close: float) -> list[ValuePair]:
-    """Gradients of paired parameters, which agree to ten times `close`, in a's order."""
-    sides = [{value.site.fqn: value for value in side if value.site.kind is Kind.GRAD} for side in (one, two)]
-    both = [(sides[0].get(first.site.fqn), sides[1].get(second.site.fqn)) for first, second in shared.pairs]
-    # Gradients gather the rounding of the whole backward pass.
-    pairs = [compared(mine, other, 10 * close) for mine, other in both if mine is not None and other is not None]
-    return sorted(pairs, key=lambda pair: pair.a.order)

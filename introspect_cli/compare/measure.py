@@ -65,6 +65,7 @@ class Layouts:
         dtype: int64, a number per dtype, the same in all `Layouts` of the process.
         stored: bool, whether the tensor is sparse, jagged or nested.
         scalar: bool, whether it has no dimensions.
+        matrix: bool, whether it has several.
         coarse: whether any layout is of bfloat16; not an array.
         shape: int64, a number per shape, the same in all `Layouts` of the process.
     """
@@ -84,6 +85,7 @@ class Layouts:
         # of sparse and nested ones, statistics and sketch have the values, and not where they stand
         self.stored = column(lambda layout: layout.strides.startswith(("sparse", "jagged", "nested")), np.bool_)
         self.scalar = column(lambda layout: not layout.shape, np.bool_)
+        self.matrix = column(lambda layout: len(layout.shape) > 1, np.bool_)
         self.shape = column(lambda layout: _NUMBERS.setdefault(tuple(layout.shape), len(_NUMBERS)), np.int64)
         self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
 

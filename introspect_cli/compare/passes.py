@@ -222,7 +222,7 @@ def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> t
     """
     for place, state in enumerate((ONLY_A, ONLY_B)):
         rows = np.flatnonzero(table.state == state)
-        if is_list(comparison.manifests[place]):
+        if is_list(comparison.manifests[place]) and not comparison.match.is_port:
             table = table.marked(rows, NOT_SEEN, Because.LISTED)
         elif len(rows):
             counts = comparison.covered[place][table.site[rows]]
@@ -358,6 +358,32 @@ def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> 
         passes = [floor.within(table, rel) for floor in comparison.floors]
         table = table.marked(table.differing[np.logical_or.reduce(passes)], WITHIN)
     return table, after
+
+
+_FORM = ("min", "max", "absmin", "mean", "amean")
+
+
+def accept_form(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+    """Pass: of two implementations of one model, mark what holds the same numbers in another order.
+
+    That is what has another shape, and tensors of several dimensions, which may be transposed: WITHIN where extrema and
+    means agree within rtol, EQUAL where a tensor's extrema are equal. Gradients are WITHIN ten times rtol, as they
+    gather the rounding of a whole backward pass.
+    """
+    rows = table.differing
+    if not comparison.match.is_port or not len(rows):
+        return table, learned
+    numel, shapes, tensor = *map(table.of_layouts, ("numel", "shape")), of_kinds(table.kinds, (*STATE_KINDS, Kind.GRAD))
+    may = (numel[0] == numel[1]) & ((shapes[0] != shapes[1]) | (tensor & table.of_layouts("matrix")[0]))
+    gradient = table.kinds == kind_code(Kind.GRAD)
+    rtol = np.where(gradient, 10.0, 1.0) * comparison.options.rtol
+    values = np.array([table.statistic(name, rows) for name in _FORM])
+    size = np.abs(values[:2]).max(axis=(0, 1))
+    with np.errstate(invalid="ignore"):
+        near = may & (np.abs(values[:, 0] - values[:, 1]) <= rtol * size).all(axis=0)
+        exact = near & tensor & (values[:3, 0] == values[:3, 1]).all(axis=0)
+        near |= gradient & (table.relative() <= rtol)
+    return table.marked(rows[near], WITHIN).marked(rows[exact], EQUAL), learned
 
 
 def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Floats:
@@ -754,6 +780,7 @@ PASSES: tuple[Pass, ...] = (
     drop_unrecorded,  # first, since no later pass may take what a run could not have recorded for a divergence
     accept_gathered,  # before any tolerance: equal samples are equal, and a share has no distance to the whole
     accept_tolerated,  # before causes are told from values, so that what is let pass is neither
+    accept_form,  # likewise
     accept_rounding,  # after it, since only where differences are let pass may those of rounding alone be
     drop_unused,  # after it, since what rests on a value may be within tolerance
     mark_causes,  # last: marks what diverges still

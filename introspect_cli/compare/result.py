@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from introspect_cli.compare.changes.statements import CodeChanges
 from introspect_cli.labels import Labels, both_words
+from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import Selection
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class StructureChange:
     """A difference besides numbers and settings: a name, module, call or random state.
 
     Attributes:
-        change: `renamed`, `only` (one run has it), `merged`, `split`, `calls` or `random`.
+        change: `renamed`, `only` (one run has it), `calls` or `random`.
         a: its name in run a, numbers of layers as stars; None where only b has it.
         b: its name in run b; None where only a has it.
         text: what differs, as a clause.
@@ -274,6 +275,7 @@ class Candidate:
         b: the same of b.
         certainty: on record, where the records show that it is this setting; else likely.
         line: `file:line` of a statement; of a setting, the sources that have it.
+        before: how many characters of a's and of b's statement stand before what changed, on one line.
     """
 
     kind: str
@@ -282,6 +284,7 @@ class Candidate:
     b: str | None
     certainty: Certainty
     line: str
+    before: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -521,6 +524,14 @@ class DiffOptions(Selection):
             return self
         fine = 1e-4 if coarse and not throughout else 0.0
         return replace(self, rtol=3e-2 if coarse or throughout else 1e-4, rtol_fine=fine, atol=1e-8)
+
+    def between_programs(self, step: int) -> DiffOptions:
+        """These options for two implementations of one model: a default tolerance (rtol 1e-5), and `step` alone.
+
+        Differences of rounding grow from step to step. A tolerance and steps that were asked for stay.
+        """
+        steps = self.steps or Schedule.only(step)
+        return replace(self, steps=steps, rtol=self.rtol if self.tolerant else 1e-5)
 
     @property
     def tolerant(self) -> bool:

@@ -58,7 +58,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "draws-differ": "the first draw or seeding that differs[, in a {a}][, in b {b}][; {before} draws before it agree]",
     "draws": "random numbers were drawn {before} {name} in {side} and not in {other}",
     "unseeded": "{names} was drawn from in step {step} and never seeded (capture --seed seeds all generators)",
-    "port-unequal": "no equal parameter in the other run: {names}",
     # what one run alone has
     "not-in-optimizer": "no optimizer that steps in {other} has this parameter",
     "tied": "in {other} it is tied to {target}",
@@ -242,19 +241,8 @@ _TOLD: Final[Mapping[str, str]] = {
     "noise-unused": "The noise runs are not used: they do not show what another layout changes.",
     "on-some-ranks": "On {ranks} alone a setting differs: {change} ({source}).",
     # two implementations of one model
-    "port": "The runs share almost no names: values were paired by what they hold, in step {step} alone, and agree "
-    "where their relative L2 distance is at most {close:g} (--rtol sets another).",
-    "port-place": "First divergence at step {step}: the {kind} of {a} in a, the {kind} of {b} in b[, {far}]",
-    "port-last": "The last value that agrees is {a} in a, {b} in b.",
-    "port-undecided": "Could not tell: no value of a's forward pass is in b in step {step}.",
-    "port-agrees": "The implementations agree: the values of the forward pass of step {step}, to {a} in a, {b} in "
-    "b[; gradients of parameters: {gradients}].",
-    "port-parameters": "Distinctive parameters of a in b: {found} of {all}[; in another order or shape: {turned}]"
-    "[; in a only: {only_a}][; in b only: {only_b}]",
-    "port-values": "Values of a's forward pass in b: {found} of {a} (b has {b})",
-    "port-module": "equal parameters; its output {how}",
-    "port-merged": "equal extrema, equal sums to rounding",
-    "port-in-b": "{a} is {b} in b",
+    "port": "The runs share almost no names: parameters were paired by what they hold, and step {step} alone is "
+    "compared, where values agree within {close:g} (--rtol sets another).",
 }
 
 _FINDINGS = {code: (Certainty.PROVED, words) for code, words in _PROVED.items()} | {

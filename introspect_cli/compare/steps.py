@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.measure import Ids, Layouts, Mask
-from introspect_cli.compare.table import FLOWING_BACK, MODULE_VALUES, columns, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import (
+    FLOWING_BACK,
+    MODULE_VALUES,
+    columns,
+    kind_code,
+    of_kinds,
+    phase_code,
+    unwrapped,
+)
 from introspect_cli.compare.watched import is_list
 from introspect_cli.compare.wholes import most_calls
 from introspect_cli.errors import UsageError
@@ -73,7 +81,8 @@ class Sides:
     @cached_property
     def sites(self) -> tuple[Columns, Columns]:
         """Sites of a, with FQNs renamed, and of b, as columns; computed once."""
-        return columns(self.a.sites, self.rename), columns(self.b.sites)
+        one, two = columns(self.a.sites, self.rename), columns(self.b.sites)
+        return (unwrapped(one), unwrapped(two)) if self.match.is_port else (one, two)
 
     @property
     def layouts(self) -> tuple[Layouts, Layouts]:

@@ -125,6 +125,18 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
     return Columns(keys, phase, kind, names, calls, table.path, table.module_class)
 
 
+def unwrapped(sites: Columns) -> Columns:
+    """A copy in which the first output of each call has no path, whatever it is wrapped in (a tuple, a dataclass)."""
+    keys, paths, seen = sites.keys.copy(), [*sites.path], set[tuple[int, str, int, int]]()
+    for at in np.flatnonzero(of_kinds(sites.kind, (Kind.OUTPUT, Kind.GRAD_OUTPUT))).tolist():
+        call = int(sites.kind[at]), sites.fqn[at], int(sites.call[at]), int(sites.phase[at])
+        if call not in seen:
+            seen.add(call)
+            paths[at] = ""
+            keys[at] = Site(PHASES[call[3]], KINDS[call[0]], call[1], call[2], "").key()
+    return replace(sites, keys=keys, path=paths)
+
+
 @dataclass(frozen=True)
 class Alignment(Columns):
     """Both runs' sites under one numbering: those of a, then those that only b has.

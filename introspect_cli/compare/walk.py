@@ -117,8 +117,11 @@ def choose_lead(
     site, before = step.sites[effect], [step.sites[position] for position in positions[: positions.index(effect)]]
     harmless = not (step.is_one_sided(effect) or new_values or has_new_values(table.keeping(table.cause)))
     harmless = harmless and not (site.phase in _AFTER_LOSS and _flows_in_one(step, before))
-    if harmless and not _was_drawn_from(step, site, before, earlier):
-        alone = Step(step.comparison, table.keeping(~(table.cause & table.one_sided)), step.begins, step.learned)
+    one_sided, is_port = table.cause & table.one_sided, step.comparison.match.is_port
+    if is_port or (harmless and not _was_drawn_from(step, site, before, earlier)):
+        # what one implementation alone has may be what the other has under another name, or in parts
+        rest = table.marked(one_sided, NOT_SEEN) if is_port else table.keeping(~one_sided)
+        alone = Step(step.comparison, rest, step.begins, step.learned)
         return Lead(alone, alone.sites.index(site), effect)
     if began is not None:
         return Lead(Step(step.comparison, began, Beginning(), Learned()), 0, None)

@@ -13,8 +13,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.api import capturing
-from introspect_cli.capture.processes import Role, described
 from introspect_cli.capture.ranks.launchers import find_launch
+from introspect_cli.script.processes import Role, described
 from introspect_cli.script.target import Target
 
 if TYPE_CHECKING:
@@ -68,11 +68,7 @@ class Window:
         if opened is None:
             return
         atexit.unregister(self._end_with_process)
-        try:
-            opened.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
-        except BaseException as raised:
-            if raised is not error:
-                raise
+        opened.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
     def _end_with_process(self) -> None:
         """Close the capture as the process ends, with the last exception that python has shown."""

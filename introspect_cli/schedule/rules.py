@@ -16,12 +16,9 @@ import ast
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from introspect_cli.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 STEPS_HELP = "give steps and python slices from 0 on, such as 0,5,10:20,100::50"
 
@@ -131,26 +128,9 @@ class Schedule:
         """The schedule of a single step."""
         return cls(str(step))
 
-    @classmethod
-    def of(cls, steps: Sequence[int]) -> Schedule:
-        """The schedule that wants exactly these steps, ascending and at least one; neighbours become one span."""
-        spans: list[Span] = []
-        for step in steps:
-            if spans and step == spans[-1].stop:
-                spans[-1] = spans[-1]._replace(stop=step + 1)
-            else:
-                spans.append(Span(step, step + 1, 1))
-        return cls(",".join(map(str, spans)))
-
     def wants(self, step: int) -> bool:
         """Whether `step` is in any span."""
         return any(span.wants(step) for span in self.spans)
-
-    @property
-    def last(self) -> int | None:
-        """The last step that any of its spans has; None where one is endless."""
-        ends = [span.last for span in self.spans]
-        return None if None in ends else max(end for end in ends if end is not None)
 
     def expiry(self, step: int, _values: Mapping[str, float] | None) -> int:
         """`ALWAYS` for a step that is wanted, else `NEVER`, whatever the values; see `Expiry`."""

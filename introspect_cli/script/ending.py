@@ -1,10 +1,7 @@
-"""How a script ends: its exit code, and what the interpreter does in C with an exception that nobody caught.
+"""How a script ends: its exit code, and what the interpreter prints of an exception that nobody caught.
 
-That is `sys.excepthook`, the messages of `SystemExit`, and the tracebacks, which have none of our frames.
-
-When the script's last line has run, its records are put in order and the store is closed. An interrupt or a timeout
-that comes just then would stop that half way, in code that the script does not know of. So handlers that may raise wait
-until it is done, and then run (`HeldHandlers`); one that comes again while it waits is meant, and runs at once.
+What the script has raised is raised again once all is written, so that the interpreter ends by it as it would alone:
+with `sys.excepthook`, messages of `SystemExit` and signals. Its traceback has none of our frames.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from collections.abc import Callable
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename text
 """The directory of this package, as the names of its code's files begin."""
@@ -34,13 +31,13 @@ class Ending:
             where that was not seen.
         how: what ended it; `ended` where that was not seen.
         exception: `Class: message` of an uncaught exception, "" otherwise.
-        frames: of that exception, the outermost first, none of this package: path, line, function.
+        raised: what the script raised; None where it returned.
     """
 
     exit_code: int | None
     how: Literal["returned", "exit", "exception", "interrupt", "ended"]
     exception: str = ""
-    frames: tuple[tuple[str, int, str], ...] = field(default=(), repr=False, compare=False)
+    raised: BaseException | None = field(default=None, repr=False, compare=False)
 
 
 _MOST_FRAMES = 500
@@ -63,23 +60,28 @@ def frames_of(error: BaseException) -> tuple[tuple[str, int, str], ...]:
     return tuple(frames)
 
 
+def tell(sentence: str, who: str | None = "introspect") -> None:
+    """Write `who: sentence` to stderr at once, nothing where nobody says it; a stderr that is closed is ignored."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        if who is not None:
+            sys.stderr.write(f"{who}: {sentence}\n")
+            sys.stderr.flush()
+
+
 def raised_ending(error: BaseException) -> Ending:
     """The ending by an uncaught exception: exit code 1."""
-    return Ending(1, "exception", summary(error), frames_of(error))
+    return Ending(1, "exception", summary(error), error)
 
 
 def leave(exit_code: int | None) -> NoReturn:
-    """End the process as the script would have ended it; it never returns.
-
-    Args:
-        exit_code: as in `Ending`; None ends with 0.
+    """End the process with an exit code as in `Ending`, None for 0; it never returns.
 
     Raises:
         SystemExit: for an exit code.
         KeyboardInterrupt: for an interrupt, so that the interpreter dies of SIGINT once it has cleaned up.
     """
     if exit_code == -signal.SIGINT:
-        sys.excepthook = lambda *_: None  # its traceback is printed already
+        sys.excepthook = lambda *_: None  # there is nothing to print
         raise KeyboardInterrupt
     raise SystemExit(exit_code)
 
@@ -143,90 +145,56 @@ def ending_of(raised: BaseException | None) -> Ending:
     if raised is None:
         return Ending(0, "returned")
     if isinstance(raised, SystemExit):
-        return Ending(_exit_status(raised)[0], "exit")
+        return Ending(_exit_code_of(raised), "exit", raised=raised)
     # To python up to 3.13, a subclass of it is an exception like any other.
     if type(raised) is KeyboardInterrupt or (sys.version_info >= (3, 14) and isinstance(raised, KeyboardInterrupt)):
-        return Ending(-signal.SIGINT, "interrupt", summary(raised))
+        return Ending(-signal.SIGINT, "interrupt", summary(raised), raised=raised)
     return raised_ending(raised)
 
 
-def _exit_status(error: SystemExit) -> tuple[int, Any]:
-    """Exit code of a `SystemExit` as a shell sees it, and the message to print, None for nothing.
+def _exit_code_of(error: SystemExit) -> int:
+    """Exit code of a `SystemExit` as a shell sees it.
 
-    0 without a code, the lowest 8 bits of an integer, 1 for anything else, which is the message.
+    0 without a code, the lowest 8 bits of an integer, 1 for anything else, which is a message.
     """
     code: Any = error
     with contextlib.suppress(BaseException):
         code = error.code
-    if code is None:
-        return 0, None
-    if isinstance(code, int):
-        return (int(code) & 0xFF if -(2**63) <= code < 2**63 else 0xFF), None
-    return 1, code
+    if not isinstance(code, int):
+        return int(code is not None)
+    return int(code) & 0xFF if -(2**63) <= code < 2**63 else 0xFF
 
 
-def report(error: BaseException, ending: Ending) -> int | None:
-    """Print an uncaught exception as the interpreter does: by `sys.excepthook`, or the message of a `SystemExit`.
+def hook_exceptions(seen: Callable[[BaseException], object], then: Callable[[], None] = lambda: None) -> None:
+    """Replace `sys.excepthook` until its next call, in which `seen` is given the exception first.
 
-    Sets `sys.last_type`, `last_value`, `last_traceback` and `last_exc`, but for a `SystemExit`.
-
-    Args:
-        error: the exception, without our frames.
-        ending: the ending by it.
-
-    Returns:
-        The exit code: the ending's, or that of a `SystemExit` that the hook raises.
+    What `seen` makes of the exception's traceback is what the script's own hook is called with. Where that fails, it is
+    told as python does, without introspect's frames. `then` is called at the end; not where the hook ends the process.
     """
-    if isinstance(error, SystemExit):
-        return _report_exit(error)
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-    if sys.version_info >= (3, 12):
-        sys.last_exc = error
-    hook = getattr(sys, "excepthook", None)
-    if hook is None:
-        _write("sys.excepthook is missing\n")
-        _print_traceback(error)
-        return ending.exit_code
-    failure: BaseException | None = None
-    try:
-        sys.audit("sys.excepthook", hook, type(error), error, error.__traceback__)
-        hook(type(error), error, error.__traceback__)
-    except SystemExit as leaving:
-        return _report_exit(leaving)
-    except BaseException as mistake:  # told below, as python does
-        failure = mistake
-    if failure is not None:
-        strip_frames(failure)
-        _write("Error in sys.excepthook:\n")
-        _print_traceback(failure)
-        _write("\nOriginal exception was:\n")
-        _print_traceback(error)
-    return ending.exit_code
+    shown = sys.excepthook
 
+    def hook(cls: type[BaseException], value: BaseException, _: TracebackType | None) -> None:
+        """Call `seen`, and then the hook before."""
+        sys.excepthook = shown
+        with contextlib.suppress(Exception):
+            seen(value)
+        sys.last_traceback = value.__traceback__
+        failure: BaseException | None = None
+        try:
+            shown(cls, value, value.__traceback__)
+        except SystemExit:
+            raise
+        except BaseException as error:  # told below, where no exception is being handled
+            failure = error
+        if failure is not None:
+            strip_frames(failure)
+            for words, one in (("Error in sys.excepthook:", failure), ("\nOriginal exception was:", value)):
+                with contextlib.suppress(Exception):
+                    print(words, file=sys.stderr, flush=True)  # noqa: T201 - as python does
+                sys.__excepthook__(type(one), one, one.__traceback__)
+        then()
 
-def _report_exit(error: SystemExit) -> int:
-    """Print the message of a `SystemExit`, if any, on stderr, and return its exit code."""
-    code, message = _exit_status(error)
-    if message is not None:
-        with contextlib.suppress(BaseException):
-            _write(str(message))
-        _write("\n")
-    return code
-
-
-def _print_traceback(error: BaseException) -> None:
-    """Print an exception with its traceback by python's own hook."""
-    sys.__excepthook__(type(error), error, error.__traceback__)
-
-
-def _write(text: str) -> None:
-    """Write to stderr and flush it, or to descriptor 2 where the script has removed it; errors are ignored."""
-    with contextlib.suppress(BaseException):
-        if sys.stderr is None:
-            os.write(2, text.encode(errors="backslashreplace"))
-        else:
-            sys.stderr.write(text)
-            sys.stderr.flush()
+    sys.excepthook = hook
 
 
 def strip_thread_tracebacks() -> None:
@@ -241,78 +209,3 @@ def strip_thread_tracebacks() -> None:
         shown(args)
 
     threading.excepthook = stripped
-
-
-# --- signals that wait
-
-
-_SET, _GET = signal.signal, signal.getsignal  # a capture replaces them while the script runs
-
-
-class DeferredHandler:
-    """Deferring stand-in for a signal handler, which is `handler`."""
-
-    def __init__(self, handler: Any, waiting: list[DeferredHandler]) -> None:
-        """Stand for `handler`; `waiting` is the list, shared by all, of those with a signal that was deferred."""
-        self.handler = handler
-        self.number = 0
-        self._waiting = waiting
-
-    def __call__(self, number: int, frame: FrameType | None) -> Any:
-        """Defer the signal: add itself to the list of those that wait. If it is there already, call the handler now.
-
-        Returns:
-            What the handler returned; None for a signal that was deferred.
-        """
-        if self in self._waiting:
-            return self.handler(number, frame)
-        self.number = number
-        self._waiting.append(self)
-        return None
-
-
-class HeldHandlers:
-    """Defers signal handlers between `hold` and `release`, in the main thread only."""
-
-    def __init__(self) -> None:
-        """Start with no handler replaced."""
-        self._later: dict[int, DeferredHandler] = {}
-        self._waiting: list[DeferredHandler] = []
-
-    def hold(self) -> None:
-        """Replace all signal handlers written in python by deferring ones; nothing outside the main thread.
-
-        An exception, which a handler may raise meanwhile, leaves some unreplaced: a second call continues.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            return  # python lets no other thread set handlers
-        for number in _signals_in_order():
-            handler = _GET(number)
-            if callable(handler) and not isinstance(handler, (signal.Handlers, DeferredHandler)):
-                self._later[number] = DeferredHandler(handler, self._waiting)
-                _SET(number, self._later[number])
-
-    def release(self) -> None:
-        """Restore the handlers, but where the script has set others, and run those that were deferred, in their order.
-
-        Raises:
-            BaseException: the first one that any of them raises; the others still run.
-        """
-        for number in reversed(_signals_in_order() if self._later else []):
-            later = self._later.pop(number, None)
-            if later is not None and _GET(number) is later:
-                _SET(number, later.handler)
-        first: BaseException | None = None
-        while self._waiting:
-            later = self._waiting.pop(0)
-            try:
-                later.handler(later.number, sys._getframe(1))  # noqa: SLF001 - the documented way to a frame
-            except BaseException as error:
-                first = first or error
-        if first is not None:
-            raise first
-
-
-def _signals_in_order() -> list[int]:
-    """All signals, SIGINT first, then by number."""
-    return sorted(signal.valid_signals(), key=lambda number: (number != signal.SIGINT, number))

@@ -2,9 +2,9 @@
 
 Under capture a script must not be able to tell that it is watched: its output, exit code and tracebacks, what
 `__main__` holds, how it pickles its classes and starts its workers have to be what `python script.py` gives,
-to the byte. So the script gets a fresh `__main__` that stays installed until the interpreter ends, python's
-own `runpy` runs modules, directories and zip files, and what the interpreter does in C when a script ends
-(flushing, `sys.excepthook`, `SystemExit` messages) is done here in the same order, on tracebacks without our
+to the byte. So the script gets a fresh `__main__` that stays installed until the interpreter ends, python's own
+`runpy` runs modules, directories and zip files, and what the interpreter does in C when a script ends
+(flushing, `sys.excepthook`, `SystemExit` messages) it does here in the same order, on tracebacks without our
 frames.
 
 What remains visible: the frames below the script's first one, to those who walk the stack past it
@@ -17,23 +17,22 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from introspect_cli.script.ending import (
     Ending,
-    HeldHandlers,
     ending_of,
-    leave,
-    report,
+    hook_exceptions,
     strip_frames,
     strip_thread_tracebacks,
     summary,
+    tell,
 )
 from introspect_cli.script.target import fresh_main, is_container, load, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType, ModuleType
 
     from introspect_cli.script.target import Target
 
@@ -41,16 +40,18 @@ if TYPE_CHECKING:
 def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending], None]) -> Ending:
     """Run a script or module as `__main__`, and report an uncaught exception as python would.
 
-    The caller ends the process with `leave(ending.exit_code)`, as the script would have. In a child that the script
-    forked and that comes back here `ended` is not called, and `leave` is: its exception passes through the caller.
-    `__main__`, `sys.argv`, `sys.path[0]` and `threading.excepthook` stay as they are set for the script.
+    The caller ends the process as the script would have, by raising what the script has raised: the interpreter prints
+    it, its traceback without introspect's frames. `__main__`, `sys.argv`, `sys.path[0]` and
+    `threading.excepthook` stay as they are set for the script.
 
     Args:
         target: what to run, checked before.
         started: called just before the first line of the script; not for one that does not compile.
-        ended: called once when the main part of the script is over, before its traceback is printed, before threads are
-            waited for and `atexit` handlers run; called, too, for a script that does not compile. An exception in
-            `started` or `ended` is printed on stderr and does not reach the script.
+        ended: called when the main part of the script is over, before its traceback is printed, before threads are
+            waited for and `atexit` handlers run; not in a child that the script forked. Called, too, for a script that
+            does not compile, and a second time where the first call raises: a signal's handler may have raised before
+            it could begin, or have waited for its end. An exception in `started`, or in both calls of `ended`, is
+            printed on stderr and does not reach the script.
 
     Returns:
         How it ended.
@@ -64,7 +65,6 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     _raise_recursion_limit(executed=module is None)
     limit = sys.getrecursionlimit()
     raised: BaseException | None = None
-    held: HeldHandlers | None = None
     try:
         if module is not None:
             import runpy
@@ -78,60 +78,70 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
             exec(code, vars(main))  # noqa: S102 - running the script is what we are for
     except BaseException as error:  # whatever ends a script ends it
         raised = error
-    while held is None:
+    of_script, asked = raised, 0
+    ending: Ending | None = None
+    for again in (False, True):
         try:
-            held = _hold_handlers()
-        except BaseException as error:  # noqa: PERF203 - a signal's handler may raise after the script's last line
-            raised = raised or error
-    asked = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(asked, limit))  # room for introspect's own work, however low the script has set it
-    if module is None:
-        _flush_streams()
+            asked = asked or sys.getrecursionlimit()
+            sys.setrecursionlimit(max(asked, limit))  # room for our own work, however low the script has set it
+            if module is None:
+                _flush_streams()
+            if ending is None or ending.raised is not raised:
+                ending = ending_of(raised)
+            if os.getpid() == process:
+                ended(ending)
+            _prepare_end(ending, asked, main if module is None else None)
+        except BaseException as error:  # noqa: PERF203 - of a signal's handler, or ours
+            if again:
+                raised = of_script
+                tell(_failed(error))
+            # somebody wants an end while we finish; of a timeout, say, the script had ended in time
+            elif isinstance(error, (KeyboardInterrupt, SystemExit)) and isinstance(raised, SystemExit | None):
+                raised = error
+        else:
+            return ending
     ending = ending_of(raised)
-    if os.getpid() == process:
-        _call_guarded(ended, ending)
-    with contextlib.suppress(RecursionError):
-        sys.setrecursionlimit(asked)
-    try:
-        held.release()
-    except (KeyboardInterrupt, SystemExit) as error:  # somebody wants an end while we finish
-        if raised is None or isinstance(raised, SystemExit):
-            raised, ending = error, ending_of(error)
-    except BaseException:  # noqa: S110 - a timeout, say: the script had ended in time
-        pass
-    if raised is not None:
-        strip_frames(raised)
-        ending = replace(ending, exit_code=report(raised, ending))
-    if module is None and (ending.how != "exit" or sys.version_info >= (3, 14)):
-        for name in ("__file__", "__cached__"):  # python takes them away before the atexit handlers
-            vars(main).pop(name, None)
-    if os.getpid() != process:
-        leave(ending.exit_code)
+    _prepare_end(ending, asked or limit, main if module is None else None)
     return ending
 
 
-def _hold_handlers() -> HeldHandlers:
-    """Defer signal handlers until `release` of what is returned.
+def _prepare_end(ending: Ending, limit: int, main: ModuleType | None) -> None:
+    """Have the interpreter end by what the script has raised as it would alone, when that is raised again.
 
-    Raises:
-        BaseException: what a handler raised meanwhile; all handlers are restored then.
+    Args:
+        ending: how the script ended.
+        limit: the recursion limit that the script has set.
+        main: the script's `__main__`, from which python takes `__file__` before the `atexit` handlers; None for a
+            module's, which keeps it.
     """
-    held = HeldHandlers()
-    try:
-        held.hold()
-    except BaseException:
-        held.release()
-        raise
-    return held
+
+    def forget_file() -> None:
+        """Take `__file__` from the script."""
+        for name in ("__file__", "__cached__") if main is not None else ():
+            vars(main).pop(name, None)
+
+    raised = ending.raised
+    if raised is not None and not isinstance(raised, SystemExit):
+        strip_frames(raised)
+        trace = raised.__traceback__
+        hook_exceptions(lambda error: error.with_traceback(trace) if error is raised else None, forget_file)
+    elif raised is None or sys.version_info >= (3, 14):
+        forget_file()
+    with contextlib.suppress(RecursionError):
+        sys.setrecursionlimit(limit)
 
 
-def _call_guarded(callback: Callable[..., None], *args: Any) -> None:
+def _call_guarded(callback: Callable[[], None]) -> None:
     """Call a callback; print an exception on stderr instead of raising it."""
     try:
-        callback(*args)
+        callback()
     except BaseException as error:  # the script must not pay for our mistakes
-        with contextlib.suppress(BaseException):
-            print(f"introspect: {summary(error)}; the script goes on unrecorded", file=sys.stderr)  # noqa: T201 - see above
+        tell(_failed(error))
+
+
+def _failed(error: BaseException) -> str:
+    """Sentence on a callback that has failed."""
+    return f"{summary(error)}; the script goes on unrecorded"
 
 
 def _flush_streams() -> None:
@@ -144,20 +154,14 @@ def _flush_streams() -> None:
 def _raise_recursion_limit(*, executed: bool) -> None:
     """Raise the recursion limit by the levels that introspect's frames take, so that the script has as many as alone.
 
-    How many these are differs from one version of python to the next, so it is measured by recursing to the limit.
-
     Args:
-        executed: whether the script will be run by `exec`, which took a level before python 3.12.
+        executed: whether the script will be run by `exec`, which takes a level before python 3.12; so does the one of
+            `python -m`.
     """
-    limit, deepest = sys.getrecursionlimit(), 0
-
-    def descend() -> None:
-        """Call itself until RecursionError, counting levels in `deepest`."""
-        nonlocal deepest
-        deepest += 1
-        descend()
-
-    with contextlib.suppress(RecursionError):
-        descend()
-    # one level is this function's
-    sys.setrecursionlimit(2 * limit - deepest - 1 + (executed and sys.version_info < (3, 12)))
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a frame
+    limit, before = sys.getrecursionlimit(), sys.version_info < (3, 12)
+    limit += before and executed
+    while frame is not None:
+        limit += 1 + (before and frame.f_code.co_name == "_run_code")
+        frame = frame.f_back
+    sys.setrecursionlimit(limit)

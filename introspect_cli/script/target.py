@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib.machinery
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from introspect_cli.errors import UsageError
+from introspect_cli.script.processes import described
 
 COMPILED: dict[str, bytes] = {}
 """Bytes of each script as compiled: it may be a pipe, or be edited while it runs."""
@@ -98,16 +100,10 @@ def _check_module(module: str) -> None:
 
     top = module.partition(".")[0]  # finding a submodule would run its package
     spec = None
-    saved = sys.path[:]
-    if not _has_safe_path():
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109 - an entry of sys.path is text
-    try:
-        spec = importlib.util.find_spec(top) if top else None
-    except (ImportError, ValueError):
-        spec = None
-    finally:
-        sys.path[:] = saved
-    if spec is None:
+    with contextlib.suppress(ImportError, ValueError):
+        here = [] if _has_safe_path() else [os.getcwd()]  # noqa: PTH109 - an entry of sys.path is text
+        spec = importlib.machinery.PathFinder.find_spec(top, [*here, *sys.path]) or importlib.util.find_spec(top)
+    if spec is None or not top:
         raise UsageError(f"no module named {module!r}: -m looks in this directory and among installed packages")
 
 
@@ -141,14 +137,15 @@ def prepare(target: Target, *, contained: bool) -> None:
         target: what is to be run.
         contained: whether it is a script in a directory or zip file (`is_container`).
     """
+    interpreter = described(sys.orig_argv).interpreter
     if target.module is not None:
         sys.argv = ["-m", *target.args]
-        sys.orig_argv = [*_interpreter_words(), "-m", target.module, *target.args]
+        sys.orig_argv = [*interpreter, "-m", target.module, *target.args]
         first = os.getcwd()  # noqa: PTH109 - an entry of sys.path is text
     else:
         script = str(target.script)
         sys.argv = [script, *target.args]
-        sys.orig_argv = [*_interpreter_words(), *sys.argv]
+        sys.orig_argv = [*interpreter, *sys.argv]
         first = _absolute(script) if contained else os.path.dirname(os.path.realpath(script))  # noqa: PTH120 - as above
     if not _has_safe_path():
         sys.path[0] = first
@@ -179,23 +176,6 @@ def _drop_shadowed_modules(first: str) -> None:
             for name in names[ours:]:
                 if name.partition(".")[0] == top:
                     del sys.modules[name]
-
-
-def _interpreter_words() -> list[str]:
-    """The interpreter and its options in this process's command line, without `-m`, `-c` or a script and what follows.
-
-    Of letters in one word (`-Bm`) those before `m` or `c` are kept.
-    """
-    words = sys.orig_argv
-    count = 1
-    while count < len(words) and words[count].startswith("-"):
-        word = words[count]
-        valued = word in ("-X", "-W", "--check-hash-based-pycs")
-        if not valued and not word.startswith(("-X", "-W", "--")) and ("m" in word or "c" in word):
-            kept = word[: min(word.index(letter) for letter in "mc" if letter in word)]
-            return [*words[:count], *([kept] if len(kept) > 1 else [])]
-        count += 2 if valued else 1
-    return words[:count]
 
 
 def load(script: str, main: ModuleType) -> CodeType:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch  # noqa: F401 - as a script has by then
+
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.session import Session
 from introspect_cli.compare.diff import compare_runs
@@ -22,7 +24,7 @@ def captured(path, work, **options):
         chosen = replace(chosen, record=chosen.record | {Kind.OP_OUTPUT})
     session = Session(None, chosen)
     try:
-        session.attach()
+        session.start()
         work()
     finally:
         session.finish(Ending(0, "returned"))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact
-from introspect_cli.capture.processes import described
+from introspect_cli.script.processes import described
 from introspect_cli.store.sources import LIMIT_FILE, LIMIT_RUN
 from introspect_cli.sums import source_digest
 from introspect_cli.texts import count
@@ -137,20 +137,8 @@ def is_users(path: str) -> bool:
         return False
     if path.startswith(_STDLIB) and f"{os.sep}site-packages{os.sep}" not in path:
         return False  # Debian's `sitecustomize.py` is a link to /etc
-    real = _real_path(path)
+    real = os.path.realpath(path)
     return not real.startswith((*_FOREIGN, PACKAGE)) and f"{os.sep}site-packages{os.sep}" not in real
-
-
-def _real_path(path: str) -> str:
-    """`os.path.realpath`, the directory's part cached: quick for thousands of files in some hundred directories."""
-    directory, name = os.path.split(path)
-    if not path.startswith(os.sep):
-        return os.path.realpath(path)
-    real = os.path.join(_real_directory(directory), name)  # noqa: PTH118 - compared as text
-    return os.path.realpath(real) if name in {"", ".", ".."} or os.path.islink(real) else real  # noqa: PTH114 - as above
-
-
-_real_directory = functools.lru_cache(maxsize=4096)(os.path.realpath)
 
 
 def relative(path: str) -> str:
@@ -164,7 +152,7 @@ def relative(path: str) -> str:
     _, marker, rest = real.rpartition(f"{os.sep}site-packages{os.sep}")
     if marker:
         return rest
-    places = [_real_directory(place) + os.sep for place in sys.path if isinstance(place, str)]
+    places = [os.path.realpath(place) + os.sep for place in sys.path if isinstance(place, str)]
     found = max((place for place in places if real.startswith(place)), key=len, default="")
     return real[len(found) :] if found else Path(real).name
 
@@ -262,6 +250,51 @@ CODE, NOTEBOOK, STDIN = "-c", "<notebook>", "<stdin>"
 _LARGEST = 8 << 20
 """Bytes of a file that is digested."""
 _SHOWN = 3
+_LEFT_OUT = (
+    f"the text of {{}} is not kept: a run keeps at most {LIMIT_FILE >> 20} MB of a file and {LIMIT_RUN >> 20} MB of "
+    "all files"
+)
+_UNREAD = (
+    f"{{}} cannot be read, being larger than {_LARGEST >> 20} MB or gone since it was imported: whether it is the same "
+    "in another run is not known"
+)
+_YOUNGER = "{} changed after the script began: what is recorded may not be what ran"
+
+
+class Texts:
+    """Keeps texts of files in a run, without secrets and each content once, as far as there is room."""
+
+    def __init__(self, keep: Callable[[str, bytes], None] | None, patterns: tuple[str, ...], room: int) -> None:
+        """Keep nothing yet.
+
+        Args:
+            keep: takes the digest and the text of a file; None where no text is wanted.
+            patterns: globs over names whose values are secret.
+            room: bytes of all texts.
+        """
+        self._keep, self._patterns, self._room = keep, patterns, room
+        self._kept: set[str] = set()
+
+    def add(self, digest: str, data: bytes, redacted: Callable[[str, tuple[str, ...]], str]) -> bool:
+        """Keep the text of a file; nothing for a binary one. False where it is above the limit of a file or of all.
+
+        Args:
+            digest: of the file's content.
+            data: the content.
+            redacted: gives a text without secrets, of which names match patterns.
+        """
+        if self._keep is None or digest in self._kept:
+            return True
+        text, encoding = decoded(data)
+        if text is None:
+            return True
+        if len(data) > min(LIMIT_FILE, self._room):
+            return False
+        clean = redacted(text, self._patterns)
+        self._keep(digest, data if clean == text else clean.encode(encoding, "surrogateescape"))
+        self._kept.add(digest)
+        self._room -= len(data)
+        return True
 
 
 class SourceFiles:
@@ -271,27 +304,21 @@ class SourceFiles:
         digests: of what was read, by name.
     """
 
-    def __init__(self, keep: Callable[[str, bytes], None] | None, patterns: tuple[str, ...], began: float) -> None:
+    def __init__(self, texts: Texts, began: float) -> None:
         """Read nothing yet.
 
         Args:
-            keep: takes the digest and the text of a file; None where no text is wanted.
-            patterns: globs over names whose values are secret.
+            texts: keeps the text of each file.
             began: when the process began, as the clock of the file system counts.
         """
         self.digests: dict[str, str] = {}
-        self._keep = keep
-        self._patterns = patterns
+        self._texts = texts
         self._began = began
         self._seen: set[str] = set()
-        self._bytes = 0
-        self._kept: set[str] = set()
-        self._left_out: list[str] = []
-        self._younger: list[str] = []
-        self._unread: list[str] = []
+        self._told: dict[str, list[str]] = {_LEFT_OUT: [], _UNREAD: [], _YOUNGER: []}
 
     def add(self, name: str, data: bytes) -> None:
-        """Note the digest of a file's content, and have its text kept, unless one of the same content was.
+        """Note the digest of a file's content, and have its text kept.
 
         Nothing if the name was added before: the first content stands.
 
@@ -301,8 +328,8 @@ class SourceFiles:
         """
         if name not in self.digests:
             self.digests[name] = digest = source_digest(data)
-            if self._keep is not None and digest not in self._kept:
-                self._keep_text(name, digest, data)
+            if not self._texts.add(digest, data, redact.source):
+                self._told[_LEFT_OUT].append(name)
 
     def read_imports(self) -> bool:
         """Read the user's files that were imported since the last call, and a `__main__` without a file.
@@ -317,49 +344,17 @@ class SourceFiles:
             status, data = _read_regular(path)
             if data is not None and status is not None:
                 if status.st_mtime > self._began and name not in self.digests and not _is_as_compiled(path, status):
-                    self._younger.append(name)
+                    self._told[_YOUNGER].append(name)
                 self.add(name, data)
             elif os.path.isabs(path) and path.endswith(".py") and _is_or_was_file(path):  # noqa: PTH117 - text is at hand
-                self._unread.append(name)
+                self._told[_UNREAD].append(name)
         for name, text in _main_without_file():
             self.add(name, text.encode("utf-8", "surrogatepass"))
         return len(self.digests) > before
 
     def notes(self) -> list[str]:
         """Sentences on texts left out for size, on unreadable files, and on files changed since the process began."""
-        sentences = []
-        if self._left_out:
-            sentences.append(
-                f"the text of {_head_of(self._left_out)} is not kept: a run keeps at most {LIMIT_FILE >> 20} MB of a "
-                f"file and {LIMIT_RUN >> 20} MB of all files"
-            )
-        if self._unread:
-            sentences.append(
-                f"{_head_of(self._unread)} cannot be read, being larger than {_LARGEST >> 20} MB or gone since it "
-                "was imported: whether it is the same in another run is not known"
-            )
-        if self._younger:
-            sentences.append(
-                f"{_head_of(self._younger)} changed after the script began: what is recorded may not be what ran"
-            )
-        return sentences
-
-    def _keep_text(self, name: str, digest: str, data: bytes) -> None:
-        """Hand a file's text, without secrets, to `keep`; nothing for a binary file.
-
-        Where it is above the limit of a file or of all files, only its name is noted.
-        """
-        assert self._keep is not None
-        text, encoding = decoded(data)
-        if text is None:
-            return
-        if len(data) > LIMIT_FILE or self._bytes + len(data) > LIMIT_RUN:
-            self._left_out.append(name)
-            return
-        clean = redact.source(text, self._patterns)
-        self._keep(digest, data if clean == text else clean.encode(encoding, "surrogateescape"))
-        self._kept.add(digest)
-        self._bytes += len(data)
+        return [sentence.format(_head_of(names)) for sentence, names in self._told.items() if names]
 
 
 def _head_of(names: list[str]) -> str:

@@ -26,7 +26,7 @@ from introspect_cli.compare.say import told
 from introspect_cli.compare.settings.settings import tensor_files
 from introspect_cli.compare.table import Tensors, evaluating, phase_code, selected
 from introspect_cli.compare.walk import compare_rank
-from introspect_cli.compare.watched import STATE_KINDS
+from introspect_cli.compare.watched import STATE_KINDS, is_list
 from introspect_cli.compare.wholes import Splits, Wholes, wholes_of
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, Phase
@@ -90,7 +90,12 @@ class RunPair:
         """
         one, two = readers
         by_labels = offset_by_labels(one.labels, two.labels) if options.offset is None else options.offset
-        match = (splits.match if splits is not None else None) or correspond(one, two, options, by_labels)
+        match = splits.match if splits is not None else None
+        if match is None:
+            listed = is_list(self.a.manifest) or is_list(self.b.manifest)
+            match = correspond(one, two, options, by_labels, listed=listed)
+        if match.is_port:
+            options = options.between_programs(int(one.entry(0).step))
         noise = [run for run in self.noise if splits is None and one.rank in run.ranks]
         comparison = Comparison(
             rank=one.rank,
@@ -114,7 +119,8 @@ class RunPair:
             outcome.resumption = alone.resumption
         _add_evaluation(outcome, comparison)
         gathered = outcome.gathered.notes(outcome.learned) if outcome.gathered is not None else ()
-        outcome.notes = [note, *gathered, *rounding_note(outcome.learned)]
+        port = told("port", step=one.entry(0).step, close=options.rtol) if match.is_port else ""
+        outcome.notes = [note, port, *gathered, *rounding_note(outcome.learned)]
         return outcome
 
     def compare_rank(self, rank: int, options: DiffOptions) -> RankOutcome:

@@ -49,9 +49,10 @@ def start_cause(step: Step, position: int) -> Cause | None:
 def find_initial_draw(at: View) -> Iterator[Finding]:
     """Findings on what filled a tensor before the first step in another way; of a buffer also its module's attributes.
 
-    Nothing in a later step than the first, where dtype or shape differ, or the distance is rounding.
+    Nothing in a later step than the first, where dtype or shape differ, or the distance is rounding; and of two
+    implementations of one model, which are given its values afterwards.
     """
-    if at.first.step or at.dtypes or at.reshaped or at.rounding:
+    if at.first.step or at.dtypes or at.reshaped or at.rounding or at.step.comparison.match.is_port:
         return
     if at.site.kind is Kind.BUFFER:
         yield from find_attributes_of(at, at.site.fqn.rpartition(".")[0])
@@ -67,7 +68,7 @@ def left_in_initial(at: View) -> Iterator[str]:
     """
     if at.first.step:
         yield "before-recorded"
-    elif at.dtypes or at.reshaped:
+    elif at.dtypes or (at.reshaped and not at.step.comparison.match.is_port):
         yield "cast" if at.dtypes else "sizes"
     else:
         seeded = at.known(Thing.RANDOM_AT_START) is not Known.EQUAL and at.first.scale is None and not at.rounding

@@ -43,6 +43,7 @@ class Process:
         module: its module.
         args: what follows on the command line.
         code: what follows `-c`; None for anything else.
+        interpreter: the interpreter and its options, without `-m` or `-c`; of letters in one word (`-Bm`) those before.
     """
 
     role: Role
@@ -50,6 +51,7 @@ class Process:
     module: str | None = None
     args: tuple[str, ...] = ()
     code: str | None = None
+    interpreter: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -89,16 +91,18 @@ def described(words: Sequence[str]) -> Process:
             continue
         for place, letter in enumerate(word[1:], 2):
             if letter in "cm" or letter in _VALUED:
+                before = (*words[: at - 1], *([word[: place - 1]] if place > 2 else []))
                 value = word[place:] or (words[at] if at < len(words) else "")
                 at += not word[place:]
                 if letter == "c":
-                    return Process(_role_of_code(value), args=tuple(words[at:]), code=value)
+                    return Process(_role_of_code(value), args=tuple(words[at:]), code=value, interpreter=before)
                 if letter == "m":
-                    return Process(_role_of_module(value), module=value, args=tuple(words[at:]))
+                    return Process(_role_of_module(value), module=value, args=tuple(words[at:]), interpreter=before)
                 break
+    before = tuple(words[:at])
     if at >= len(words) or words[at] == "-":
-        return Process(Role.HELPER)  # an interactive interpreter
-    return Process(_role_of_script(words[at]), script=words[at], args=tuple(words[at + 1 :]))
+        return Process(Role.HELPER, interpreter=before)  # an interactive interpreter
+    return Process(_role_of_script(words[at]), script=words[at], args=tuple(words[at + 1 :]), interpreter=before)
 
 
 def _role_of_code(code: str) -> Role:
