@@ -15,7 +15,7 @@ from introspect_cli.compare.ledger import At
 from introspect_cli.compare.names import owner_of, with_ancestors
 from introspect_cli.compare.resumed import ResumePoint, find_resume_point, resumption_of
 from introspect_cli.compare.steps import Sides
-from introspect_cli.compare.table import ACTIVATIONS, KINDS, Alignment, align, among, columns, of_kinds
+from introspect_cli.compare.table import ACTIVATIONS, Alignment, align, among, columns, of_kinds
 from introspect_cli.compare.watched import (
     chooses_modules,
     covered,
@@ -114,7 +114,7 @@ class Comparison(Sides):
 
     @cached_property
     def floors(self) -> list[NoiseFloor]:
-        """Noise floor of each noise run, created once; `Walk` raises them as it reads steps."""
+        """Noise floor of each noise run, created once; `compare_rank` raises them as it reads steps."""
         return [
             NoiseFloor(
                 align(self.alignment.a, columns(noise.sites, self.rename)),
@@ -173,12 +173,10 @@ class Comparison(Sides):
     @cached_property
     def kinds(self) -> frozenset[Kind]:
         """Kinds that both runs have: each was told to record the kind, or has a site of it."""
-        of_each = []
-        for manifest, recorded in zip(self.manifests, (self.alignment.a, self.alignment.b), strict=True):
-            watched = observed_kinds(manifest)
-            present = {KINDS[code] for code in np.flatnonzero(np.bincount(recorded.kind))}
-            of_each.append({kind for kind in Kind if kind.value in watched} | present)
-        return frozenset(of_each[0] & of_each[1])
+        sides = [(observed_kinds(of), sites) for of, sites in zip(self.manifests, self.sites, strict=True)]
+        return frozenset(
+            kind for kind in Kind if all(kind.value in told or sites.are(kind).any() for told, sites in sides)
+        )
 
     @cached_property
     def leaves_modules_out(self) -> bool:

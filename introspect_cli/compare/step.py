@@ -433,7 +433,13 @@ def rests_on(step: Step, place: Place, edges: Iterable[Edge]) -> list[Evidence]:
     return [fact for edge in edges for fact in edge(step, place)]
 
 
-def _all_before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, needed: bool = False) -> Edge:
+LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
+"""The modules that a capture was told to leave out."""
+
+
+def _all_before(
+    thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, needed: bool = False, of_model: bool = False
+) -> Edge:
     """Edge: one fact on `thing`, the joint state of all records of these kinds and phases before `place.order`.
 
     DIFFERS if any differs; records that were not seen are left out, and it is UNSEEN where no others are there.
@@ -443,12 +449,14 @@ def _all_before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase],
         kinds: kinds of the records.
         phases: phases of the records.
         needed: as in `Evidence`: whether nothing can be concluded where none was seen.
+        of_model: whether the fact is `LEFT_OUT` where they agree, but a capture was told to leave modules out.
     """
 
     def edge(step: Step, place: Place) -> list[Evidence]:
         sites = np.concatenate([step.of(kind, phases) for kind in kinds])
         state = step.known(sites, place.order)
-        return [Evidence(thing, state, needed)]
+        left_out = of_model and state in {Known.EQUAL, Known.WITHIN} and step.comparison.leaves_modules_out
+        return [LEFT_OUT if left_out else Evidence(thing, state, needed)]
 
     return edge
 
@@ -521,11 +529,8 @@ def loading(step: Step, place: Place) -> list[Evidence]:
 
 def passed_over(step: Step, _place: Place) -> list[Evidence]:
     """Edge: PASSED_OVER as UNSEEN where either run did not record an evaluation in the step; nothing otherwise."""
-    return (
-        [Evidence(Thing.PASSED_OVER, Known.UNSEEN)]
-        if step.comparison.passes_over(step.number, step.table.step_b)
-        else []
-    )
+    passed = step.comparison.passes_over(step.number, step.table.step_b)
+    return [Evidence(Thing.PASSED_OVER, Known.UNSEEN)] if passed else []
 
 
 def inputs(step: Step, place: Place) -> list[Evidence]:
@@ -580,13 +585,8 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
     return facts
 
 
-def outputs(step: Step, place: Place) -> list[Evidence]:
-    """Edge: one fact, the joint state of all module outputs recorded before the place.
-
-    `LEFT_OUT` (UNSEEN) instead where these agree, but a capture was told to leave modules out.
-    """
-    state = step.known(step.of(Kind.OUTPUT, FORWARD), place.order)
-    return [_unless_left_out(step, Evidence(Thing.OUTPUTS, state, needed=True))]
+outputs = _all_before(Thing.OUTPUTS, (Kind.OUTPUT,), FORWARD, needed=True, of_model=True)
+"""All module outputs recorded before the place."""
 
 
 def unseen(step: Step, place: Place) -> list[Evidence]:
@@ -598,25 +598,8 @@ def unseen(step: Step, place: Place) -> list[Evidence]:
     return [Evidence(Thing.RAN_UNSEEN, Known.UNSEEN, of=some(names))] if names else []
 
 
-def forward(step: Step, place: Place) -> list[Evidence]:
-    """Edge: one fact, the joint state of all module inputs and outputs recorded before the place.
-
-    `LEFT_OUT` (UNSEEN) instead where these agree, but a capture was told to leave modules out.
-    """
-    return [_unless_left_out(step, flow) for flow in _flow(step, place)]
-
-
-_flow = _all_before(Thing.FORWARD, (Kind.INPUT, Kind.OUTPUT), FORWARD, needed=True)
-
-
-LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
-"""The modules that a capture was told to leave out."""
-
-
-def _unless_left_out(step: Step, fact: Evidence) -> Evidence:
-    """The fact, or `LEFT_OUT` where it is that things agree, and a capture was told to leave modules out."""
-    agrees = fact.known in {Known.EQUAL, Known.WITHIN}
-    return LEFT_OUT if agrees and step.comparison.leaves_modules_out else fact
+forward = _all_before(Thing.FORWARD, (Kind.INPUT, Kind.OUTPUT), FORWARD, needed=True, of_model=True)
+"""All module inputs and outputs recorded before the place."""
 
 
 def everything(step: Step, place: Place) -> list[Evidence]:

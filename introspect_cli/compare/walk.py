@@ -64,7 +64,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.result import Part, Resumption
-    from introspect_cli.compare.steps import Paired
     from introspect_cli.compare.table import Table
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.log import StepEntry
@@ -157,21 +156,20 @@ def _was_drawn_from(step: Step, effect: Site, before: Iterable[Site], earlier: S
     """
     if not (earlier.random or any(site.kind is Kind.RNG for site in before)):
         return False
-    draws = any(site.kind is Kind.RNG and site.phase is not Phase.START for site in step.sites)
     by_script = effect.phase in _SCRIPT_PHASES or (effect.kind is Kind.INPUT and "." not in effect.fqn)
     begun = step.begins.diverged or bool(step.begins.names)  # what the step began with was drawn, too
-    return draws or by_script or begun or not step.comparison.notices_all_draws
+    return bool(_drawn(step)) or by_script or begun or not step.comparison.notices_all_draws
 
 
 def is_drawn_from(step: Step, position: int) -> bool:
     """Whether the divergence is a random state at the start, and a later one of its generator differs in the step."""
     site = step.sites[position]
-    if site.kind is not Kind.RNG or site.phase is not Phase.START:
-        return False
-    return any(
-        other.kind is Kind.RNG and other.phase is not Phase.START and generator_of(other) == generator_of(site)
-        for other in step.sites
-    )
+    return site.kind is Kind.RNG and site.phase is Phase.START and generator_of(site) in _drawn(step)
+
+
+def _drawn(step: Step) -> set[str]:
+    """Generators of which a later state than that at the start differs in the step."""
+    return {generator_of(site) for site in step.sites if site.kind is Kind.RNG and site.phase is not Phase.START}
 
 
 def has_new_values(causes: Table) -> bool:
@@ -296,67 +294,30 @@ def holds_part(site: Site, part: Part) -> bool:
 # --- step by step
 
 
-class Walk:
-    """Opens one rank's differing steps, each once, and hands them to the accounts that are to see them.
+def table_at(comparison: Comparison, learned: Learned, step_a: int, step_b: int) -> tuple[Table, Learned]:
+    """(table of a step after `pair` and all passes, what is known after it).
 
-    Attributes:
-        begins: what is known of what the later run begins with.
-        learned: what the steps so far have shown.
+    Args:
+        comparison: the rank of both runs.
+        learned: what the steps before have shown.
+        step_a: number of the step in a.
+        step_b: number of the step in b.
     """
+    table = pair(comparison, step_a, step_b)
+    for step_pass in PASSES:
+        table, learned = step_pass(table, learned, comparison)
+    return table, learned
 
-    def __init__(self, comparison: Comparison, paired: Paired) -> None:
-        """Prepare for the first step; opens none, but compares what both runs began with.
 
-        Args:
-            comparison: the rank of both runs.
-            paired: their common steps.
-        """
-        self.comparison, self.paired = comparison, paired
-        self.begins = beginning_at_resume(comparison)
-        self.learned = Learned()
-
-    def run(self, places: Sequence[int], accounts: Sequence[Account]) -> None:
-        """Open the steps at these indices one after the other, until all accounts are closed.
-
-        With noise runs all common steps are gone through, since they raise the floors.
-
-        Args:
-            places: indices of common steps, in order.
-            accounts: are shown each step until they are closed.
-        """
-        opened, floors = set(places), self.comparison.floors
-        for place in range(len(self.paired)) if floors else places:
-            entry_a, entry_b = self.paired[place]
-            if floors:
-                self._raise_floors(entry_a)
-            if place in opened:
-                table, self.learned = self.table_at(entry_a.step, entry_b.step)
-                for account in accounts:
-                    if not account.closed:
-                        account.see(place, table)
-            if all(account.closed for account in accounts):
-                break
-
-    def table_at(self, step_a: int, step_b: int) -> tuple[Table, Learned]:
-        """(table of a step after `pair` and all passes, what is known after it); changes nothing of this walk."""
-        table, learned = pair(self.comparison, step_a, step_b), self.learned
-        for step_pass in PASSES:
-            table, learned = step_pass(table, learned, self.comparison)
-        return table, learned
-
-    def _raise_floors(self, entry_a: StepEntry) -> None:
-        """Raise, in place, the floor of each noise run that has this step with another digest than a.
-
-        Reads the step of both.
-        """
-        comparison = self.comparison
-        for (reader, _), floor in zip(comparison.noise, comparison.floors, strict=True):
-            entry = reader.entry(reader.row_of(entry_a.step)) if entry_a.step in reader else entry_a
-            if entry.digest != entry_a.digest:
-                batches = comparison.a.read(entry_a.step), reader.read(entry.step)
-                compared = floor.alignment.mask(frozenset(), ())
-                layouts = comparison.layouts[0], Layouts(reader.layouts)
-                floor.learn(table_of(floor.alignment, compared, (entry_a.step, entry.step), batches, layouts))
+def raise_floors(comparison: Comparison, entry_a: StepEntry) -> None:
+    """Raise, in place, the floor of each noise run that has this step with another digest than a; reads both."""
+    for (reader, _), floor in zip(comparison.noise, comparison.floors, strict=True):
+        entry = reader.entry(reader.row_of(entry_a.step)) if entry_a.step in reader else entry_a
+        if entry.digest != entry_a.digest:
+            batches = comparison.a.read(entry_a.step), reader.read(entry.step)
+            compared = floor.alignment.mask(frozenset(), ())
+            layouts = comparison.layouts[0], Layouts(reader.layouts)
+            floor.learn(table_of(floor.alignment, compared, (entry_a.step, entry.step), batches, layouts))
 
 
 class Account:
@@ -367,6 +328,7 @@ class Account:
         chosen: bool per union number, whether they are selected to be compared.
         structure: what differs in structure so far.
         begins: what is known of what the step after `last` begins with.
+        learned: what the steps so far have shown.
         last: number of the last step that was listed; None for none.
         began: the first step in which only causes differed; None for none.
         new_values: whether one of these causes brought a value that the other run has nowhere.
@@ -375,24 +337,24 @@ class Account:
         closed: whether no further step is to be seen.
     """
 
-    def __init__(self, walk: Walk, outcome: RankOutcome, counted: Mask) -> None:
+    def __init__(self, comparison: Comparison, outcome: RankOutcome, counted: Mask, begins: Beginning) -> None:
         """Prepare for the first step; sets the outcome's `structure`.
 
         Args:
-            walk: opens the steps.
+            comparison: the rank of both runs.
             outcome: is filled.
             counted: mask of a's sites whose records are counted.
+            begins: what is known of what the later run begins with.
         """
-        comparison = walk.comparison
         alignment, which = comparison.alignment, outcome.evaluation
-        self.walk, self.comparison, self.outcome, self.options = walk, comparison, outcome, comparison.options
+        self.comparison, self.outcome, self.options = comparison, outcome, comparison.options
         self.counted = np.append(counted, np.zeros(alignment.size - len(counted), np.bool_))
         self.chosen = comparison.chosen if which is None else comparison.chosen & (alignment.evaluating == which)
         self.entire = which is None and not (self.options.kinds or self.options.modules)
         if which is not None:  # its first divergence alone is asked for
             self.options = replace(self.options, limit=0, whole_step=False, want_map=False)
         self.structure = outcome.structure = Structure(alignment, comparison.match)
-        self.begins = walk.begins
+        self.begins, self.learned = begins, Learned()
         if self.begins.resumed:  # what a checkpoint did not restore
             outcome.results_known = Known.DIFFERS
         self.last: int | None = None
@@ -401,7 +363,7 @@ class Account:
         self.one_sided: tuple[int, Table] | None = None
         self.closed = False
 
-    def see(self, place: int, table: Table) -> None:
+    def see(self, place: int, table: Table, learned: Learned) -> None:
         """Count a step, narrow the results by it, and list what diverges in it.
 
         Training or evaluation alone is closed at its first divergence. Otherwise, unless a map or all divergences are
@@ -411,8 +373,9 @@ class Account:
         Args:
             place: index of the step among the common ones.
             table: the step after all passes.
+            learned: what the steps so far have shown, this one included.
         """
-        outcome = self.outcome
+        outcome, self.learned = self.outcome, learned
         if outcome.evaluation is not None:
             table = replace(table, chosen=self.chosen[table.site])
         self._count_passed(table)
@@ -516,7 +479,7 @@ class Account:
         if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
             return
         begins = outcome.first is None
-        step = Step(comparison, table, self._beginning_of(table), self.walk.learned)
+        step = Step(comparison, table, self._beginning_of(table), self.learned)
         place_of = {row: place for place, row in enumerate(table.in_order.tolist())}
         positions = [place_of[row] for row in chosen.in_order.tolist()]
         if begins:  # a file that is saved shows what was there before: it leads where nothing else differs
@@ -544,7 +507,7 @@ class Account:
         """What a step begins with; reads the step before, where both runs recorded it."""
         comparison, begins, before = self.comparison, self.begins, None
         if table.step - 1 in comparison.a and table.step_b - 1 in comparison.b:
-            before, _ = self.walk.table_at(table.step - 1, table.step_b - 1)
+            before, _ = table_at(comparison, self.learned, table.step - 1, table.step_b - 1)
             if self.last != table.step - 1:
                 begins = begins.after(before, comparison.recorded_after_steps)
         elif self.last is not None:
@@ -613,13 +576,22 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
         outcomes.append(outcome)
         masks.append(counted if which is None else counted & (evaluating(sites.phase, sites.fqn) == which))
     outcomes[0].resumption = None if options.narrowed else comparison.resumption
-    if places := differing(paired):
-        walk = Walk(comparison, paired)
-        accounts = [Account(walk, *each) for each in zip(outcomes, masks, strict=True)]
-        walk.run(places, accounts)
-        for account in accounts:
-            account.end()
-        outcomes[0].learned = walk.learned
+    opened = dict.fromkeys(differing(paired))
+    begins, learned = beginning_at_resume(comparison) if opened else Beginning(), outcomes[0].learned
+    accounts = [Account(comparison, *each, begins) for each in zip(outcomes, masks, strict=True) if opened]
+    for place in range(len(paired) * bool(opened)) if comparison.floors else opened:  # all steps raise the floors
+        entry_a, entry_b = paired[place]
+        raise_floors(comparison, entry_a)
+        if place in opened:
+            table, learned = table_at(comparison, learned, entry_a.step, entry_b.step)
+            for account in accounts:
+                if not account.closed:
+                    account.see(place, table, learned)
+        if all(account.closed for account in accounts):
+            break
+    for account in accounts:
+        account.end()
+    outcomes[0].learned = learned
     for outcome, mask in zip(outcomes, masks, strict=True):
         _count_unopened(comparison, outcome, mask)
     whole, *parts = outcomes
