@@ -228,10 +228,8 @@ class Comparison(Sides):
 
         Where `fqn` is given, only those of that name.
         """
-        if fqn is not None:
-            sites = np.array(self.alignment.by_fqn.get(fqn, []), dtype=np.int64)
-        else:
-            sites = np.arange(self.alignment.size, dtype=np.int64)
+        every, by_fqn = range(self.alignment.size), self.alignment.by_fqn
+        sites = np.array(every if fqn is None else by_fqn.get(fqn, []), dtype=np.int64)
         return np.asarray(sites[self.alignment.are(kind, *phases, sites=sites)])
 
 

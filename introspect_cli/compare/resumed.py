@@ -341,20 +341,16 @@ def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
         return 0, ""
     firsts = _first_steps(sides)
     for late, whole, (other, begins) in (("b", "a", firsts), ("a", "b", firsts[::-1])):
-        start = _begins_after(begins, other, read=bool(_read_more(sides, late)))
-        if start is None or start[0] == begins.step:
+        step, trained = _begins_after(begins, other)
+        if step in {None, begins.step}:
             continue
-        step, decided = start
-        offset = (step - begins.step) * (1 if late == "b" else -1)
+        decided, offset = trained or bool(_read_more(sides, late)), (step - begins.step) * (1 if late == "b" else -1)
         after = step_words(step - 1, other.reader.labels.get(step - 1, {}))
-        if decided:
-            return offset, (
-                f"Run {late} begins with what run {whole} has after {after}: "
-                f"step {begins.step} of {late} is compared with step {step} of {whole} (--offset {offset})."
-            )
-        return 0, (
-            f"Run {late} begins with the parameters that run {whole} has after {after}, and nothing else says that it "
-            f"is resumed (--offset {offset} compares step {begins.step} of {late} with step {step} of {whole})."
+        what, alone = ("what", "") if decided else ("the parameters that", ", and nothing else says that it is resumed")
+        return offset * decided, (
+            f"Run {late} begins with {what} run {whole} has after {after}{alone}: "
+            f"step {begins.step} of {late} is {'' if decided else 'not '}compared with step {step} of {whole} "
+            f"(--offset {offset})."
         )
     return 0, ""
 
@@ -394,26 +390,23 @@ def offset_by_labels(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
 # --- by what a run begins with
 
 
-def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | None:
-    """(number of the other run's step that this run begins with, whether that is certain); None for none.
+def _begins_after(begins: At, whole: At) -> tuple[int | None, bool]:
+    """(number of the other run's step that this run begins with, or None; whether its optimizer's state is not new).
 
-    Certain if the optimizer's state is not new, or with `read`. Where that state is not new and all together match no
-    step, or the other's first, what was restored is looked for alone. None where no step matches (`_matching_step`),
-    and where neither state nor parameters are on record.
+    Where that state is not new and all together match no step, or the other's first, what was restored is looked for
+    alone. None where no step matches (`_matching_step`), and where neither state nor parameters are on record.
 
     Args:
         begins: first step of the run.
         whole: first step of the other.
-        read: whether this run alone read a checkpoint.
     """
     start, trained = begins.tensors(Phase.START), _has_trained(begins, whole)
     step = _matching_step(whole, start)
     if trained and step in {None, whole.step}:  # the rest was not restored
         states = {tensor: value for tensor, value in start.items() if tensor[0] == _STATE}
         step = _matching_step(whole, states) or step or _matching_step(whole, dict(start.items() - states.items()))
-    if step is None or not (trained or any(tensor[0] == kind_code(Kind.PARAM) for tensor in start)):
-        return None
-    return step, trained or read
+    recorded = trained or any(tensor[0] == kind_code(Kind.PARAM) for tensor in start)
+    return step if recorded else None, trained
 
 
 def _matching_step(whole: At, start: Mapping[Tensor, int]) -> int | None:
