@@ -108,8 +108,9 @@ class Comparison(Sides):
         sides: list[bool] = []
         for reader, sites in ((self.a, self.alignment.a), (self.b, self.alignment.b)):
             steps = reader.entries["step"].tolist()
-            updates = not sites.are(Phase.OPTIMIZER).any() and not self.gathered and len(steps) > 1
-            sides.append(updates and bool(At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START)))
+            begins = sites.are(Kind.PARAM, Phase.START).any() and not sites.are(Phase.OPTIMIZER).any()
+            updates = begins and len(steps) > 1 and not self.gathered
+            sides.append(bool(updates and At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START)))
         return sides[0], sides[1]
 
     @cached_property
