@@ -47,6 +47,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,9 +63,9 @@ from introspect_cli.compare.measure import (
     plain_distance,
     same_nonfinite,
 )
-from introspect_cli.compare.names import generator_of, owner_of
+from introspect_cli.compare.names import owner_of
 from introspect_cli.compare.result import Restored
-from introspect_cli.compare.resumed import PLACE, repeated_values, with_copied_starts
+from introspect_cli.compare.resumed import holds_part, repeated_values, with_copied_starts
 from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
 from introspect_cli.compare.table import (
@@ -170,19 +171,14 @@ def table_of(
     row_a = np.concatenate([partner[both_b], alone_a, np.full(len(alone_b), -1, np.int64)])
     row_b = np.concatenate([both_b, np.full(len(alone_a), -1, np.int64), alone_b])
     both, counts = (row_a >= 0) & (row_b >= 0), compared[site]
-    # of a record that a run lacks, 0
-    seen = [
-        [
-            np.append(column, np.zeros(1, column.dtype))[rows]
-            for column in (batch.checksum, unseen(batch), _in_part(batch), batch.status == _VALUE)
-        ]
-        for batch, rows in ((a, row_a), (b, row_b))
-    ]
-    (checksum_a, unseen_a, part_a, plain_a), (checksum_b, unseen_b, part_b, plain_b) = seen
-    differs = both & (checksum_a != checksum_b)
+    checksums, blanks, parts, plain = (  # 0 for a record that a run lacks
+        [np.append(of, of.dtype.type(0))[rows] for of, rows in zip(map(column, batches), (row_a, row_b), strict=True)]
+        for column in (attrgetter("checksum"), unseen, _in_part, _is_plain)
+    )
+    differs = both & np.not_equal(*checksums)
     # a random state that nothing has drawn from yet is recorded as a text
-    unlike = (plain_a != plain_b) & alignment.are(Kind.RNG)[site]
-    blind = unseen_a | unseen_b | (differs & (part_a != part_b))
+    unlike = np.not_equal(*plain) & alignment.are(Kind.RNG)[site]
+    blind = np.logical_or(*blanks) | (differs & np.not_equal(*parts))
     state = np.select([differs, both, row_a >= 0], [DIFFERENT, EQUAL, ONLY_A], ONLY_B)
     unknown = (blind & (counts | ~both)) | (differs & (unlike | ~counts)) | ~(both | counts)
     state[unknown] = np.where(both, NOT_SEEN, ABSENT)[unknown]
@@ -202,6 +198,11 @@ def table_of(
         left=np.empty(0, dtype=np.int64),
         layouts=layouts,
     )
+
+
+def _is_plain(batch: StepBatch) -> Mask:
+    """Mask of records that are no tensors."""
+    return np.asarray(batch.status == _VALUE)
 
 
 def _in_part(batch: StepBatch) -> Mask:
@@ -260,14 +261,10 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
     restored = [part for part in parts if part.state is Restored.YES]
     if not restored:
         return table
-    alignment, rows = table.alignment, np.flatnonzero(table.diverging)
-    sites = [alignment.site(site) for site in table.site[rows].tolist()]
-    begin, in_place = {part.generator for part in restored}, any(part.part == PLACE for part in restored)
-    batches = [site.kind is Kind.BATCH and site.phase is Phase.DATA and in_place for site in sites]
-    states = [site.kind is Kind.RNG and site.phase is Phase.START and generator_of(site) in begin for site in sites]
-    rows = rows[np.array(batches, np.bool_) | np.array(states, np.bool_)]
-    alone = table.one_sided[rows]
-    return table.marked(rows[alone], ABSENT).marked(rows[~alone], NOT_SEEN)
+    rows = np.flatnonzero(table.diverging & table.are(Kind.RNG, Kind.BATCH, Phase.START, Phase.DATA)).tolist()
+    held = np.array([row for row in rows if any(holds_part(table.named(row), part) for part in restored)], np.int64)
+    alone = table.one_sided[held]
+    return table.marked(held[alone], ABSENT).marked(held[~alone], NOT_SEEN)
 
 
 def _unobservable(alignment: Alignment, sites: Ids, other: Half) -> Mask:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.ledger import BEGUN, At, BatchValues, Tensor, ledgers, tensor_of
+from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.result import Part, Restored, Resumption
 from introspect_cli.compare.say import key_of, some
 from introspect_cli.compare.settings.beginning import DOCUMENT
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.measure import Ids, Mask
     from introspect_cli.compare.steps import Sides
     from introspect_cli.compare.table import Table
+    from introspect_cli.records import Site
 
 
 @dataclass(frozen=True)
@@ -532,6 +534,15 @@ def held(resume: ResumePoint, steps: Iterable[tuple[At, At]], read: Callable[[At
 def _state_of(found: Held) -> Restored:
     """UNSEEN where neither run has a value that the other has, NO where any differs."""
     return Restored.NO if found.differ else Restored.YES if found.steps else Restored.UNSEEN
+
+
+def holds_part(site: Site, part: Part) -> bool:
+    """Whether a record is of this part of a checkpoint: its generator's start state, a batch, or an optimizer state."""
+    if site.kind is Kind.RNG:
+        return site.phase is Phase.START and part.generator == generator_of(site)
+    if site.kind is Kind.BATCH:
+        return part.part == PLACE
+    return site.kind is Kind.OPTIMIZER_STATE and part.part == site.kind.several
 
 
 # --- tensors

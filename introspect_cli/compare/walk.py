@@ -38,7 +38,7 @@ from introspect_cli.compare.outcome import (
 )
 from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
 from introspect_cli.compare.result import Role
-from introspect_cli.compare.resumed import PLACE, Beginning, beginning_at_resume, lacks_start
+from introspect_cli.compare.resumed import Beginning, beginning_at_resume, holds_part, lacks_start
 from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.step import Step, divergence_at
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.result import Part, Resumption
+    from introspect_cli.compare.result import Resumption
     from introspect_cli.compare.table import Table
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.log import StepEntry
@@ -280,15 +280,6 @@ def shown_losses(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
         if those:
             by_position[those[0]] = Cause(Role.ORIGIN, "resumed")
     return by_position
-
-
-def holds_part(site: Site, part: Part) -> bool:
-    """Whether a record is of this part of a checkpoint: its generator's start state, a batch, or an optimizer state."""
-    if site.kind is Kind.RNG:
-        return site.phase is Phase.START and part.generator == generator_of(site)
-    if site.kind is Kind.BATCH:
-        return part.part == PLACE
-    return site.kind is Kind.OPTIMIZER_STATE and part.part == site.kind.several
 
 
 # --- step by step
