@@ -177,7 +177,7 @@ def table_of(
     )
     differs = both & np.not_equal(*checksums)
     # a random state that nothing has drawn from yet is recorded as a text
-    unlike = np.not_equal(*plain) & alignment.are(Kind.RNG)[site]
+    unlike = np.not_equal(*plain) & alignment.are(Kind.RNG, sites=site)
     blind = np.logical_or(*blanks) | (differs & np.not_equal(*parts))
     state = np.select([differs, both, row_a >= 0], [DIFFERENT, EQUAL, ONLY_A], ONLY_B)
     unknown = (blind & (counts | ~both)) | (differs & (unlike | ~counts)) | ~(both | counts)

@@ -426,7 +426,7 @@ class Table:
 
     def are(self, *what: Kind | Phase) -> Mask:
         """Mask of rows that are of any of these kinds, and in any of these phases (`Columns.are`)."""
-        return self.alignment.are(*what)[self.site]
+        return self.alignment.are(*what, sites=self.site)
 
     @cached_property
     def agreeing(self) -> Mask:
