@@ -17,6 +17,11 @@ Noise is measured: runs that should equal a, compared with it, give each site a 
 seen there up to this step, and a divergence counts where it exceeds the floor by a factor. Integers, random states and
 shapes tolerate nothing; NaNs and infinities must be as many.
 
+Calls are counted within a step. Where a run calls a network once more, at first, the second call of one is the third
+of the other, and every call after it would be compared with another. So the run that has more counts those that are
+given the same as the other run's calls (`paired_calls`); the rest come last. Where inputs are on record of one run or
+of none, those that give the same.
+
 *Gradients of rounding alone* (`accept_rounding`). A key's bias in attention, and a bias before a BatchNorm, change no
 output: their gradient is 0, and what is computed is the rounding of a sum whose terms cancel. Adam and its like divide
 a gradient by its size, so another order of the same sums moves such a parameter otherwise. Nothing of the training
@@ -47,6 +52,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from difflib import SequenceMatcher
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -107,8 +113,8 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     """The table of one step, with a row for each record of a, of b or of both, by site; reads both steps.
 
     Where one run alone is a list or updates by hand, start values that only it has in the step are copied for the other
-    from the end of the other's previous step (`Table.left`). Where only b's records are in the order of computation,
-    a's get that order.
+    from the end of the other's previous step (`Table.left`). Calls that one run makes more often are renumbered
+    (`paired_calls`). Where only b's records are in the order of computation, a's get that order.
 
     Args:
         comparison: the rank of both runs.
@@ -123,6 +129,8 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
         side, listed = int(listing[0]), int(listing[1])
         before, wanted = At(readers[side], columns[side], steps[side] - 1), alignment.ids[listed][batches[listed].site]
         batches[side], left = with_copied_starts(alignment, side, before, batches[side], wanted)
+    if comparison.gathered is None and len(batches[0]) != len(batches[1]):
+        batches[0], batches[1] = paired_calls((alignment.a, alignment.b), (batches[0], batches[1]))
     table = table_of(alignment, comparison.compared, steps, (batches[0], batches[1]), comparison.layouts)
     in_order = [is_ordered(manifest) for manifest in comparison.manifests]
     if in_order == [False, True]:
@@ -738,6 +746,91 @@ def unused_note(table: Table, rows: Mask) -> str:
     first, much = table.first_of(rows), count(int(rows.sum()), "difference")
     text = f"Nothing recorded rests on {much} in step {table.step}, first "
     return "" if first is None else f"{text}{what(first)}: what comes of it agrees."
+
+
+# --- calls of a module by what it is given, where one run calls it more often
+
+_MOST_CALLS = 2000
+
+Given = dict[int, tuple[tuple[str, int], ...]]
+"""By call, the paths and checksums of what goes in, or of what comes out."""
+
+
+def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, StepBatch]) -> tuple[StepBatch, StepBatch]:
+    """Records of a and b, with calls of modules renumbered in the run that makes more of them.
+
+    Calls with equal inputs get one number, in order; by outputs where either run recorded no inputs. Modules called
+    equally often stay as they are, and so do those of which no more equal calls would be paired than are by number.
+
+    Args:
+        columns: sites of a and of b.
+        batches: records of a and of b.
+    """
+    given = [_values_by_call(*side, Kind.INPUT) for side in zip(columns, batches, strict=True)]
+    if not all(given):
+        given = [_values_by_call(*side, Kind.OUTPUT) for side in zip(columns, batches, strict=True)]
+    made = list(batches)
+    for longer, shorter in ((0, 1), (1, 0)):
+        numbers = {
+            (fqn, call): new
+            for fqn, calls in given[longer].items()
+            if len(calls) > len(given[shorter].get(fqn, calls))
+            for call, new in _new_numbers(calls, given[shorter][fqn]).items()
+        }
+        made[longer] = _renumbered(columns[longer], made[longer], numbers) if numbers else made[longer]
+    return made[0], made[1]
+
+
+def _values_by_call(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given]:
+    """By module and call in the forward pass, the (path, checksum) of its values of `kind`, sorted by path.
+
+    `kind` is INPUT or OUTPUT.
+    """
+    sites = np.asarray(batch.site, np.int64)
+    rows = np.flatnonzero(columns.are(kind, Phase.FORWARD, sites=sites))
+    found: dict[str, dict[int, list[tuple[str, int]]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows.tolist():
+        site = int(sites[row])
+        found[columns.fqn[site]][int(columns.call[site])].append((columns.path[site], int(batch.checksum[row])))
+    return {fqn: {call: tuple(sorted(of[call])) for call in sorted(of)} for fqn, of in found.items()}
+
+
+def _new_numbers(longer: Given, shorter: Given) -> dict[int, int]:
+    """The new number of each call of the longer run, by its old one.
+
+    Equal calls, paired in order, take the number that the shorter run has; the others take those numbers of the longer
+    run that are left, in order. {} where that pairs no more equal calls than the numbers of today do, or for more than
+    `_MOST_CALLS` calls.
+    """
+    if len(longer) > _MOST_CALLS:
+        return {}
+    one, two = list(longer), list(shorter)
+    matcher = SequenceMatcher(None, list(longer.values()), list(shorter.values()), autojunk=False)
+    pairs = {one[i + k]: two[j + k] for i, j, size in matcher.get_matching_blocks() for k in range(size)}
+    if len(pairs) <= sum(longer[call] == shorter[call] for call in longer.keys() & shorter.keys()):
+        return {}
+    rest = iter(sorted(longer.keys() - set(pairs.values())))
+    return {call: pairs[call] if call in pairs else next(rest) for call in one}
+
+
+def _renumbered(columns: Columns, batch: StepBatch, numbers: Mapping[tuple[str, int], int]) -> StepBatch:
+    """The batch with calls of modules renumbered; unchanged if any renumbered record would have no site.
+
+    Only module values of the phases `forward` and `backward` are renumbered.
+
+    Args:
+        columns: the run's sites.
+        batch: its records of the step.
+        numbers: (module, number of a call) to its new number.
+    """
+    of_modules = columns.are(*MODULE_KINDS, Phase.FORWARD, Phase.BACKWARD)
+    places = list(zip(columns.phase, columns.kind, columns.fqn, columns.call, columns.path, strict=True))
+    at, new = {place: site for site, place in enumerate(places)}, np.arange(len(columns))
+    for site in np.flatnonzero(of_modules).tolist():
+        phase, kind, fqn, call, path = places[site]
+        new[site] = at.get((phase, kind, fqn, numbers.get((fqn, int(call)), call), path), -1)
+    sites = new[batch.site]
+    return batch if (sites < 0).any() else replace(batch, site=sites.astype(batch.site.dtype))
 
 
 # --- the passes
