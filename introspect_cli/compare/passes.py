@@ -103,7 +103,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.table import Half
+    from introspect_cli.compare.table import Columns, Half
     from introspect_cli.store.batch import StepBatch
 
 _PARTIAL, _VALUE = int(Status.PARTIAL), int(Status.VALUE)
