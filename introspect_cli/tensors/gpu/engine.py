@@ -79,20 +79,18 @@ class Pending:
         self._rows = rows
         self._blocks = blocks
         self._streams = streams
-        self._copied: Any = None
-        self._sent = False
+        self._wait: Callable[[], object] | None = None
         self.slots = slots
 
     def send(self) -> None:
         """Queue the copy to the host; nothing if that was done, or while a CUDA graph is being captured."""
-        if not self._sent and not self._rows.is_capturing():
-            self._copied = self._rows.copy(self._blocks, self._streams)
-            self._sent = True
+        if self._wait is None and not self._rows.is_capturing():
+            self._wait = self._rows.copy(self._blocks, self._streams)
 
     def is_ready(self) -> bool:
         """Whether `rows` may be called: the copy is queued, and no CUDA graph is being captured. Calls `send`."""
         self.send()
-        return self._sent and not self._rows.is_capturing()
+        return self._wait is not None and not self._rows.is_capturing()
 
     def rows(self) -> Rows:
         """Wait for the rows and return them, shape (len(slots), 32), with floats as float64; give the blocks back.
@@ -101,12 +99,11 @@ class Pending:
         `is_ready` was True.
         """
         self.send()
-        if self._copied is not None:
-            self._copied.synchronize()
+        if self._wait is not None:
+            self._wait()
         parts = [block.host.numpy() for block in self._blocks]
         out: Rows = np.concatenate([*parts, np.zeros((0, r.WORDS), np.int64)])[: len(self.slots)].view(np.uint64)
-        self._rows.give_back(self._blocks)
-        self._blocks = []
+        self._rows.free.extend(self._blocks)
         if self._rows.narrow:
             single = out[:, r.MIN :].astype(np.uint32).view(np.float32)
             out[:, r.MIN :] = single.astype(np.float64).view(np.uint64)
@@ -138,7 +135,8 @@ class DeviceRows:
         self._cuda = cuda
         self._side: Any = cuda.Stream(device) if cuda is not None else None
         self._blocks: list[Block] = []
-        self._free: list[Block] = []
+        self.free: list[Block] = []
+        """Those whose rows were read, for later steps to write to."""
         self.narrow = device.type == "mps"
         """Whether floats of rows have 32 bits, for want of float64."""
         self._streams: dict[int, Any] = {}
@@ -153,15 +151,14 @@ class DeviceRows:
         number = len(self.slots)
         block, row = divmod(number, BLOCK_ROWS)
         if block == len(self._blocks):
-            self._blocks.append(self._free.pop() if self._free else self._allocate())
+            self._blocks.append(self.free.pop() if self.free else self._allocate())
         self.slots.append(slot)
         return self._blocks[block].address + row * r.ROW_BYTES
 
     def put(self, slot: int, row: torch.Tensor) -> None:
         """Append a row for `slot`, and queue the copy of its words, int64, shape (32,), on the current stream."""
         self.new_row(slot)
-        block, number = divmod(len(self.slots) - 1, BLOCK_ROWS)
-        self._blocks[block].device[number].copy_(row)
+        self._blocks[-1].device[(len(self.slots) - 1) % BLOCK_ROWS].copy_(row)
         if self._cuda is not None:
             stream = self._cuda.current_stream(self._device)
             self.note_stream(stream.cuda_stream, stream)
@@ -200,17 +197,17 @@ class DeviceRows:
         """Whether a CUDA graph is being captured on this thread's stream; False without streams."""
         return self._cuda is not None and bool(self._cuda.is_current_stream_capturing())
 
-    def copy(self, blocks: list[Block], streams: list[Any]) -> Any:
+    def copy(self, blocks: list[Block], streams: list[Any]) -> Callable[[], object]:
         """Queue the copy of blocks to the host, after all that the streams have been given so far.
 
         Returns:
-            An event that is done when the copy is; None for a device without streams, where the copy is done already.
+            What waits until the copy is done; nothing to wait for on a device without streams.
         """
         self.before_copy()
         if self._cuda is None:
             for block in blocks:
                 block.host.copy_(block.device)
-            return None
+            return lambda: None
         for stream in streams:
             self._side.wait_stream(stream)
         with self._cuda.stream(self._side):
@@ -218,11 +215,7 @@ class DeviceRows:
                 block.host.copy_(block.device, non_blocking=True)
         copied = self._cuda.Event()
         copied.record(self._side)
-        return copied
-
-    def give_back(self, blocks: list[Block]) -> None:
-        """Keep blocks whose rows were read, for later steps to write to."""
-        self._free.extend(blocks)
+        return copied.synchronize  # type: ignore[no-any-return]
 
 
 # ---
