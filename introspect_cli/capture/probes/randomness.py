@@ -133,14 +133,14 @@ class TensorKey(NamedTuple):
         address: of its memory; 0 off the CPU.
         shape: of the tensor.
         memory: its storage: as long as it is there, the address is the tensor's; None without one.
-        kind: dtype and device: another memory of the same kind is another tensor's.
+        kind: dtype, device and strides: another memory of the same kind is another tensor's.
     """
 
     identity: int
     address: int
     shape: tuple[int, ...]
     memory: weakref.ref[torch.UntypedStorage] | None
-    kind: tuple[torch.dtype, torch.device]
+    kind: tuple[object, ...]
 
 
 class Drawn(NamedTuple):
@@ -380,14 +380,15 @@ def arguments_word(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return f"({','.join(clean(one, 40).replace(' ', '_') for one in given)})"
 
 
-_Names = dict[tuple[int, tuple[int, ...]], tuple[str, tuple[torch.dtype, torch.device]]]
+_Names = dict[tuple[int, tuple[int, ...]], tuple[str, tuple[object, ...]]]
 """Name and kind of parameters, by identity and shape, and by address and shape."""
 
 
 def _line(draw: Drawn, names: _Names) -> str:
     """A line of words for a draw: `draw torch d46858fc895baa5f normal_(std=0.02) GPT.w net.py:9`; `-` for unknown.
 
-    A tensor whose memory is gone is unknown, unless its parameter has been moved since, to another device or dtype.
+    A tensor whose memory is gone is unknown, unless its parameter has been moved since, to another device, dtype or
+    memory format.
     """
     key, name = draw.subject, "-"
     if key is not None:
@@ -408,7 +409,8 @@ def tensor_key(value: object) -> TensorKey | None:
             address, memory = address_of(value) if value.is_cpu else 0, weakref.ref(value.untyped_storage())
         except (RuntimeError, NotImplementedError):  # as of a wrapper that a function transform of torch's left
             address, memory = 0, None
-        return TensorKey(id(value), address, tuple(value.shape), memory, (value.dtype, value.device))
+        strides = value.stride() if value.layout is torch.strided else ()
+        return TensorKey(id(value), address, tuple(value.shape), memory, (value.dtype, value.device, strides))
 
 
 def _parameter_names(names: Names) -> _Names:
