@@ -230,6 +230,8 @@ class Clues:
         batch_is_equal: whether the batches of the step are on record and equal.
         ran: classes of all modules that either run has.
         evaluates: whether it is in an evaluation.
+        behind: of a place in the first forward pass, classes around it, each with what it calls the module that leads
+            there: what these run after it is no cause.
     """
 
     reason: str
@@ -245,6 +247,7 @@ class Clues:
     batch_is_equal: bool = False
     ran: frozenset[str] = frozenset()
     evaluates: bool = False
+    behind: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
