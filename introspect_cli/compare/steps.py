@@ -275,8 +275,9 @@ class Gathered:
             | (alike & whole & (one != two))
             | (alike & _single_numbers(table, scalar))
         )
-        if table.a.sketch is None or table.b.sketch is None:
-            added = np.equal(*table.of_layouts("shape"))
+        lacking = np.logical_or(*(of_run.lacks_sketch for of_run in table.both()))
+        if lacking.any():
+            added = lacking & np.equal(*table.of_layouts("shape"))
             added &= np.logical_and(*table.of_layouts("floating"))
             added &= ~_joined_rows(table, Joined.COPIES) & (table.kinds != kind_code(Kind.BATCH))
             mask |= added & (table.alignment.phase[table.differing_sites] != phase_code(Phase.START))

@@ -7,10 +7,11 @@ imported, torch neither.
 
 from __future__ import annotations
 
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from contextlib import AbstractContextManager
 
 
 _listeners: list[Any] = []
@@ -38,27 +39,7 @@ def record(name: str, value: Any) -> None:
         listener.record_value(name, value)
 
 
-class Phase:
-    """What `phase` returns: leaving it as a `with` block goes back to the phase before."""
-
-    __slots__ = ("_before",)
-
-    def __init__(self, before: str) -> None:
-        """Note the name of the phase to go back to, "" for none; the new one has begun already."""
-        self._before = before
-
-    def __enter__(self) -> None:
-        """Do nothing: the phase has begun."""
-
-    def __exit__(self, cls: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Go back to the phase before; an exception passes."""
-        _set_phase(self._before)
-
-
-_NOTHING = Phase("")
-
-
-def phase(name: str) -> Phase:
+def phase(name: str) -> AbstractContextManager[object]:
     """Begin a phase of the script's own, such as "rollout", now: until the next `phase`, or the end of a `with` block.
 
     Values recorded in it are named by it (`rollout/advantages`), and forward passes in it are recorded although they
@@ -71,10 +52,11 @@ def phase(name: str) -> Phase:
         For a `with` block, whose end goes back to the phase before.
     """
     if not _listeners:
-        return _NOTHING
-    before = _phases[0]
+        return nullcontext()
+    back = ExitStack()
+    back.callback(_set_phase, _phases[0])
     _set_phase(name)
-    return Phase(before)
+    return back
 
 
 def _set_phase(name: str) -> None:

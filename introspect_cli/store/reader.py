@@ -163,13 +163,13 @@ class Reader(ABC):
         return True
 
     def record(self, batch: StepBatch, row: int, step: int) -> Record:
-        """One row as a record, with derived statistics filled in; the sketch is () where nothing was measured."""
+        """One row as a record, with derived statistics filled in; the sketch is () where none was computed."""
         site, info = self.sites[int(batch.site[row])]
         layout = self.layouts[int(batch.layout[row])]
         stats = record_stats(batch, row, self.layouts)
         status = Status(int(batch.status[row]))
         sketch: tuple[float, ...] = ()
-        if batch.sketch is not None and status in _MEASURED:
+        if batch.sketch is not None and status in _MEASURED and not np.isnan(batch.sketch[row]).all():
             sketch = tuple(batch.sketch[row].tolist())
         joined = Joined.AS_RECORDED if batch.how is None else Joined(int(batch.how[row]))
         ranks = 0 if batch.ranks is None else int(batch.ranks[row])

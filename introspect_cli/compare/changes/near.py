@@ -114,7 +114,6 @@ class Code:
         self.callers: dict[str, list[Statement]] = defaultdict(list)
         self.takers: dict[str, list[Statement]] = defaultdict(list)
         self._bound = cache(_bound_names)
-        self._imported: set[str] = set()
         for file, text in texts.items():
             tree = tree_of(text)
             for statement in statements_of(file, tree.body if tree is not None else ()):
@@ -130,8 +129,6 @@ class Code:
         for index, names in read:
             for name in names:
                 index[name].append(statement)
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            self._imported |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
         if isinstance(node, ast.ClassDef):
             self.classes[node.name].append((*statement.place, tuple(map(last_name, node.bases))))
         if isinstance(node, FUNCTIONS):
@@ -174,10 +171,10 @@ class Code:
                 if last_name(each.func) == "add_argument":
                     gives.update(text.lstrip("-").replace("-", "_") for text in _string_constants(each.args))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):  # it may change what it is of, or is handed
-            changed = [_innermost_object(node.value.func), *node.value.args]
-            gives.update(key(n.id) for n in changed if isinstance(n, ast.Name) and n.id not in self._imported)
             held = getattr(node.value.func, "value", node)
             gives.update(n.attr for n in ast.walk(held) if isinstance(n, ast.Attribute) and held is not node)
+            changed = [_innermost_object(node.value.func), *node.value.args]
+            gives.update(key(n.id) for n in changed if isinstance(n, ast.Name))
         takes -= _EVERYWHERE
 
     def statements_at(self, file: str, first: int, last: int) -> set[Statement]:
@@ -249,7 +246,7 @@ class Code:
         """Statements whose values may reach `seeds`, each with its distance, from 0 for seeds to `_MOST_VALUES` - 1.
 
         A step leads to the statements around one, to those that give what it takes (what it takes as a parameter comes
-        from where the function is called or handed on), and to returns of what it calls. Names in `stop` lead nowhere.
+        from where the function is handed on), and to returns of what it calls. Names in `stop` lead nowhere.
         """
         return _closure(dict.fromkeys(seeds, 0), partial(self._statements_before, stop=stop), _MOST_VALUES - 1)
 

@@ -11,6 +11,7 @@ Where effects differ, the smallest differing parts are the changes, each with th
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from difflib import SequenceMatcher
 from itertools import zip_longest
@@ -111,6 +112,16 @@ def parameters_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> 
     defaults = [*[None] * (len(placed) - len(given.defaults)), *given.defaults, *given.kw_defaults]
     return [*zip_longest([*placed, *given.kwonlyargs, *rest], defaults)]
 
+
+_METHOD = re.compile(
+    r"torch\.(?:nn\.functional\.)?(relu|sigmoid|tanh|softmax|log_softmax|exp|log|sqrt|rsqrt|abs|neg|pow|sum|mean|std|var|max"
+    r"|min|amax|amin|argmax|clamp|reshape|flatten|permute|transpose|squeeze|unsqueeze|add|sub|mul|div)"
+)
+"""Functions of torch that are methods of their first argument as well, by their whole names."""
+_OPERATORS = {"torch.add": "Add", "torch.sub": "Sub", "torch.mul": "Mult", "torch.div": "Div"} | dict.fromkeys(
+    ("torch.matmul", "torch.mm", "torch.bmm", "matmul", "mm", "bmm"), "MatMult"
+)
+"""The operator that computes the same bits as a function of torch, or a method of a tensor, of two arguments."""
 
 _OF_OTHERS = frozenset({"argument", "each", "part", "attribute", "Subscript"})
 """Kinds of values that were not made where they are used, and may be changed for others."""
@@ -289,7 +300,8 @@ class Reader:
         """A call as function, arguments, keywords by name and the `with` contexts around it; it is added to `calls`.
 
         A call of a function in `names.inlined` is what its body gives, if that can be inlined. `x.size(1)` is
-        `x.shape[1]`, and `map(f, xs)`, in a list too, the comprehension.
+        `x.shape[1]`, `torch.relu(x)` is `x.relu()`, `torch.mm(a, b)` is `a @ b`, and `map(f, xs)`, in a list too, the
+        comprehension.
         """
         match node:
             case ast.Call(ast.Attribute(of, "size"), [] | [ast.Constant(int())], []):
@@ -309,6 +321,12 @@ class Reader:
         done = self._inline(node, function, given, dict(keywords))
         if done is not None:
             return done
+        operands = [function.parts[0], *given] if function.kind == "attribute" else given
+        operator = _OPERATORS.get(function.parts[-1]) if function.kind in {"attribute", "import"} else None
+        if operator is not None and len(operands) == 2 and not keywords:
+            return self.make("BinOp", node, operands[0], f"{operator}()", operands[1])
+        if given and function.kind == "import" and (method := _METHOD.fullmatch(function.parts[0])):
+            function, given = self.make("attribute", node, given[0], method[1]), given[1:]
         named = (self.make("keyword", value.node, self.names.renamed.get(n, n), value) for n, value in keywords)
         listed = self.make("list", node, *given), self.make("list", node, *named)
         value = self.make("call", node, function, *listed, *self._context)
@@ -689,10 +707,13 @@ def _replaced_parts(one: Sequence[Value], two: Sequence[Value], around: tuple[Va
 def _differing_parts(one: Value, two: Value, around: tuple[Value, Value] | None) -> _Pairs | None:
     """Pairs of parts in which two lists, or two values of one kind and of equal names, differ.
 
-    None where they differ as a whole: in kind, names or number of parts, or since one is inside the other.
+    None where they differ as a whole: in kind, names or number of parts, since one is inside the other, or where
+    arguments were exchanged.
     """
     if one.kind == two.kind == "list":
-        return _replaced_parts(one.parts, two.parts, around)
+        in_order = any(part.kind in STATEMENTS for part in one.parts)
+        exchanged = not in_order and sorted(part.key for part in one.parts) == sorted(part.key for part in two.parts)
+        return None if exchanged else _replaced_parts(one.parts, two.parts, around)
     values = [[part for part in value.parts if isinstance(part, Value)] for value in (one, two)]
     if one.kind != two.kind or _names_of(one) != _names_of(two):
         return None
