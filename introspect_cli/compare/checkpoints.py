@@ -415,7 +415,7 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
         notes=tuple(
             f"{name}: {text}." for name, run in zip("ab", runs, strict=True) for text in run.manifest["not_observed"]
         ),
-        counts=replace(answer.counts, diverged=len(every)),
+        counts=answer.counts._replace(diverged=len(every)),
         training=None,
         evaluation=None,
         strip=(),

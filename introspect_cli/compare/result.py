@@ -1,4 +1,4 @@
-"""Options of a comparison and its answer, with all that it finds, as plain frozen dataclasses.
+"""Options of a comparison and its answer, with all that it finds, as plain frozen data.
 
 Tests, scripts and several renderers use it, so it knows nothing of terminals, stores or arrays.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from introspect_cli.compare.changes.statements import CodeChanges
-from introspect_cli.labels import Labels, both_words
+from introspect_cli.labels import both_words
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import Selection
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from introspect_cli.compare.elements import Elements
+    from introspect_cli.labels import Label
     from introspect_cli.records import Site, Summary
 
 
@@ -32,8 +33,7 @@ class Certainty(str, Enum):
     """It fits, and other explanations remain."""
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """An explanation of the first divergence, from the records.
 
     Attributes:
@@ -49,8 +49,7 @@ class Finding:
     text: str
 
 
-@dataclass(frozen=True)
-class StructureChange:
+class StructureChange(NamedTuple):
     """A difference besides numbers and settings: a name, module, call or random state.
 
     Attributes:
@@ -78,8 +77,7 @@ class Restored(str, Enum):
     UNSEEN = "not recorded"
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One part of a checkpoint, and whether the resumed run restored it.
 
     Attributes:
@@ -102,8 +100,7 @@ class Part:
     generator: str = ""
 
 
-@dataclass(frozen=True)
-class Resumption:
+class Resumption(NamedTuple):
     """A resumed run, and which parts of the checkpoint it restored.
 
     Attributes:
@@ -163,8 +160,7 @@ class Size(str, Enum):
     STRUCTURAL = "structural"
 
 
-@dataclass(frozen=True)
-class Divergence:
+class Divergence(NamedTuple):
     """One site at one step whose records differ, or that only one run has.
 
     Attributes:
@@ -210,8 +206,8 @@ class Divergence:
     coarse: bool = False
     source: str = ""
     elements: Elements | None = None
-    labels: Labels = field(default_factory=dict)
-    labels_b: Labels = field(default_factory=dict)
+    labels: Mapping[str, Label] = {}
+    labels_b: Mapping[str, Label] = {}
 
     @property
     def only(self) -> str:
@@ -227,8 +223,7 @@ class Divergence:
         return both_words(self.step, self.labels, self.step_b, self.labels_b)
 
 
-@dataclass(frozen=True)
-class SettingChange:
+class SettingChange(NamedTuple):
     """A setting that differs, and how well it explains the first divergence.
 
     Attributes:
@@ -251,8 +246,7 @@ class SettingChange:
         return self.weight >= 0.5
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(NamedTuple):
     """One thing the first divergence rests on, and what is known of it.
 
     Attributes:
@@ -270,8 +264,7 @@ class Fact:
     text: str
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A possible cause of the first divergence: a changed statement or setting.
 
     Attributes:
@@ -293,8 +286,7 @@ class Candidate:
     before: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """Number of steps and records compared, by outcome.
 
     Attributes:
@@ -324,8 +316,7 @@ class Counts:
     not_observed: int = 0
 
 
-@dataclass(frozen=True)
-class DivergenceMap:
+class DivergenceMap(NamedTuple):
     """Largest relative distances by module and step.
 
     Attributes:
@@ -346,8 +337,7 @@ class DivergenceMap:
     unmeasured: tuple[tuple[bool, ...], ...]
 
 
-@dataclass(frozen=True)
-class StripCell:
+class StripCell(NamedTuple):
     """One record of the first diverging step, as its checksums compare.
 
     Attributes:
@@ -363,8 +353,7 @@ class StripCell:
     rel_l2: float | None = None
 
 
-@dataclass(frozen=True)
-class Separate:
+class Separate(NamedTuple):
     """The answer for training alone, or for evaluation alone.
 
     Attributes:
@@ -378,8 +367,7 @@ class Separate:
     first: Divergence | None = None
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """A divergence that rests on nothing that differs.
 
     Attributes:

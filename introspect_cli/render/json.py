@@ -71,6 +71,8 @@ def plain(value: Any) -> Any:
         return _fields(value, form) if isinstance(form, str) else form(value)
     if is_dataclass(value):
         value = vars(value)
+    elif hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, dict):
         return {finite(key): plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):
@@ -168,7 +170,7 @@ _FORMS: dict[str, str | Callable[[Any], dict[str, Any]]] = {
     "Change": "place file scope a b unit line file_a pieces",
     "Difference": "place axis name a b",
     "SettingChange": "source name a b explains weight",
-    "Side": lambda side: {**vars(side), "text": side.text[:_LONGEST_CODE]},
+    "Side": lambda side: {**side._asdict(), "text": side.text[:_LONGEST_CODE]},
     "ModuleRow": _MODULE,
     "Rule": "rule=id level about when cause",
 }

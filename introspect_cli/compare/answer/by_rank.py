@@ -10,8 +10,8 @@ the earlier of the two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -46,8 +46,7 @@ _LEAST = 4_000
 """Records that are counted in the time that opening a step of both runs takes."""
 
 
-@dataclass(frozen=True)
-class RunPair:
+class RunPair(NamedTuple):
     """Two runs, with what the comparison of a single rank needs to know of all ranks.
 
     Attributes:
@@ -194,7 +193,7 @@ def compare_group(task: Task) -> list[RankOutcome]:
         for run, manifest in zip(runs, manifests, strict=True):
             run.manifest = manifest  # which other ranks have their part in
         prefetch(runs[0].rank(rank).ranges((0, -1)) for rank in task.ranks)
-        pair = replace(pair, a=runs[0], b=runs[1], noise=runs[2:])
+        pair = pair._replace(a=runs[0], b=runs[1], noise=runs[2:])
         return [_without_readers(pair.compare_rank(rank, options)) for rank in task.ranks]
 
 
@@ -224,7 +223,7 @@ def compare_ranks(
         outcomes = [_without_readers(pair.compare_rank(rank, less)) for rank in ranks]
     else:
         runs = (pair.a, pair.b, *pair.noise)
-        closed = replace(pair, a=cast("Run", None), b=cast("Run", None), noise=())
+        closed = pair._replace(a=cast("Run", None), b=cast("Run", None), noise=())
         given = tuple(run.manifest for run in runs), less, closed
         outcomes = [each for done in work(compare_group, tasks_of(runs, ranks, given)) for each in done]
     for outcome in outcomes:

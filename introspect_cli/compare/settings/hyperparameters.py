@@ -12,7 +12,6 @@ from introspect_cli.compare.say import some
 from introspect_cli.compare.settings.differences import Difference, on_one_line, unequal
 from introspect_cli.compare.table import KINDS
 from introspect_cli.records import SCALER, SETTING_KINDS
-from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,7 +66,7 @@ def hyperparameter_changes(
         every = {*members} == {each for each in groups if each[0] in owners}
         label = name if every else f"{name} (group {', '.join(dict.fromkeys(group for _, group in members))})"
         shown = f"{of} {label}" if of else label
-        named[shown] = Difference(RECORDED, shown, *values, name, of)
+        named[shown] = Difference(RECORDED, shown, *values, name)
     if "lr" in named:
         named.pop("initial_lr", None)  # a scheduler's note of where lr began; it says nothing more
     return list(named.values())
@@ -209,14 +208,14 @@ def _differing_values(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tu
     return (change for change in unequal(a, b) if change[0] != "initial_lr" or (noted and not began))
 
 
-def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:
-    """All differences of the optimizers of two runs, from their settings documents.
+def optimizer_differences(optimizers: Optimizers) -> Iterator[Difference]:
+    """All differences of the optimizers of two runs.
 
     An equal change of several parameters is one; it names the first, and how many, if not all have it. An optimizer of
     one run alone has the value `used` there. Where each run has one optimizer, of other classes, that is the only
     difference.
     """
-    one, two = Optimizers(a, b).paired
+    one, two = optimizers.paired
     if len(one) == len(two) == 1 and one.keys() != two.keys():
         yield Difference(OPTIMIZERS, "optimizer", next(iter(one)), next(iter(two)))
         return
@@ -229,22 +228,11 @@ def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:
             yield from _folded_differences(f"{name} " if len(one) > 1 else "", x, y)
 
 
-def _without_common_prefix(held: _Hyperparameters) -> tuple[str, _Hyperparameters]:
-    """(modules that all parameters' names begin with, hyper-parameters by the rest of the name)."""
-    owners = [name.split(".")[:-1] for name in held] or [[]]
-    before = "".join(f"{part}." for part in owners[0][: min(begin_alike(owners[0], each) for each in owners)])
-    return before, {name.removeprefix(before): values for name, values in held.items()}
-
-
 def _folded_differences(prefix: str, a: _Hyperparameters, b: _Hyperparameters) -> Iterator[Difference]:
     """Differences of two optimizers: of hyper-parameters, then parameters that one alone holds; `prefix` begins names.
 
-    An equal change of several parameters is one. Names count as equal where they differ only in the modules that all
-    begin with.
+    An equal change of several parameters is one.
     """
-    (_, one), (before, two) = _without_common_prefix(a), _without_common_prefix(b)
-    if one.keys() == two.keys():  # a model that something was put around
-        a = {before + name: values for name, values in one.items()}
     folded: dict[tuple[str, str, str], tuple[Any, Any, list[str]]] = {}
     for parameter in a.keys() & b.keys():
         for key, one, two in _differing_values(a[parameter], b[parameter]):
