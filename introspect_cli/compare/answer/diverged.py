@@ -260,6 +260,9 @@ def clues_of(scene: View) -> Clues:
         words |= {word for event in there for word in event.name.split(".")[-2:]}
         words |= {*MODES} if any(event.by in MODES for event in there) else set()
     reason = "structure" if replaced else cause.instead or cause.reason
+    later = site.phase is not Phase.FORWARD or scene.first.step > 0
+    outer = [name for name in ancestors(site.fqn) if name in tree]
+    leading = ((tree[name].module_class, site.fqn.removeprefix(f"{name}.").partition(".")[0]) for name in outer)
     return Clues(
         reason="by_hand" if cause.rests_on(Thing.REWRITTEN) else reason,
         gap=cause.reason == "gap",
@@ -273,6 +276,7 @@ def clues_of(scene: View) -> Clues:
         roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
         evaluates=site.evaluates,
         ran=frozenset(module.module_class for module in tree.values()),
+        behind=() if cause.reason == "gap" or later else tuple(leading),
         batch_is_equal=any(places.known is Known.EQUAL for places in cause.rests_on(Thing.BATCHES)),
     )
 
