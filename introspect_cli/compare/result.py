@@ -225,6 +225,7 @@ class SettingChange(NamedTuple):
         name: the setting's name within its source.
         a: its value in run a, as text; None where only b has it.
         b: its value in run b, as text; None where only a has it.
+        about: what it is about, where `name` says more: `lr` of `lr (group 1)`, the value in a configuration file.
         weight: how strongly it explains the first divergence, 0 to 1; the list is sorted by it.
     """
 
@@ -232,6 +233,7 @@ class SettingChange(NamedTuple):
     name: str
     a: str | None
     b: str | None
+    about: str = ""
     weight: float = 0.0
 
     @property
