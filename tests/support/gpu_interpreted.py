@@ -60,7 +60,9 @@ class Made:
 
     def many(self, tensors):
         self.engine.launch_tables([(slot, [self.item(tensor)]) for slot, tensor in enumerate(tensors)])
-        return self.rows.hand_over().rows()
+        rows = r.empty(len(tensors))
+        self.rows.hand_over().fill(rows)
+        return rows
 
     def item(self, tensor, first=0):
         return Item(self.engine.prepare(tensor), tensor.data_ptr(), first)

@@ -41,11 +41,12 @@ class Launches:
         if isinstance(variant, Transposing):
             self._transpose(variant, programs, *arguments[1:])
         elif isinstance(variant, Merging):
-            return  # each row was written at once
+            for row, scratch, _ in _memory(arguments[0], 3 * programs, np.int64).reshape(-1, 3).tolist():
+                _memory(row, r.WORDS, np.uint64)[:] = _memory(scratch, r.WORDS, np.uint64)
         elif variant.many:
-            items = _memory(arguments[1], int(_memory(arguments[2], programs, np.int32)[-1] + 1) * 8, np.int64)
-            for address, count, first, row, *_ in items.reshape(-1, 8).tolist():
-                self._summarise(variant, address, count, first, row, arguments[-1])
+            items = _memory(arguments[1], int(_memory(arguments[2], programs, np.int32)[-1] + 1) * 7, np.int64)
+            for address, count, first, _, _, together, _ in items.reshape(-1, 7).tolist():
+                self._summarise(variant, address, count, first, arguments[6] + together * r.ROW_BYTES, arguments[-1])
         else:
             self._summarise(variant, *arguments[3:7], arguments[-1])
 

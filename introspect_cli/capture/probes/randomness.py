@@ -6,6 +6,7 @@ import os
 import random
 import sys
 import threading
+import weakref
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -249,11 +250,21 @@ _CHECKPOINTING, _BETWEEN = "torch.utils.checkpoint", 4
 
 
 class TensorKey(NamedTuple):
-    """Key by which a tensor's name is found later, without a reference to it."""
+    """Key by which a tensor's name is found later, without a reference to it.
+
+    Attributes:
+        identity: of the tensor; another has it once this one is gone.
+        address: of its memory; 0 off the CPU.
+        shape: of the tensor.
+        memory: its storage: as long as it is there, the address is the tensor's; None without one.
+        kind: dtype, device and strides: another memory of the same kind is another tensor's.
+    """
 
     identity: int
     address: int
     shape: tuple[int, ...]
+    memory: weakref.ref[torch.UntypedStorage] | None
+    kind: tuple[object, ...]
 
 
 class Drawn(NamedTuple):
@@ -484,12 +495,23 @@ def arguments_word(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return f"({','.join(clean(one, 40).replace(' ', '_') for one in given)})"
 
 
-def _line(draw: Drawn, names: dict[tuple[int, tuple[int, ...]], str]) -> str:
-    """A line of words for a draw: `draw torch d46858fc895baa5f normal_(std=0.02) GPT.w net.py:9`; `-` for unknown."""
-    key, name = draw.subject, None
+_Names = dict[tuple[int, tuple[int, ...]], tuple[str, tuple[object, ...]]]
+"""Name and kind of parameters, by identity and shape, and by address and shape."""
+
+
+def _line(draw: Drawn, names: _Names) -> str:
+    """A line of words for a draw: `draw torch d46858fc895baa5f normal_(std=0.02) GPT.w net.py:9`; `-` for unknown.
+
+    A tensor whose memory is gone is unknown, unless its parameter has been moved since, to another device, dtype or
+    memory format.
+    """
+    key, name = draw.subject, "-"
     if key is not None:
-        name = names.get((key.identity, key.shape)) or names.get((key.address, key.shape))
-    return f"draw {draw.generator} {draw.state:016x} {draw.by} {name or '-'} {draw.line or '-'}"
+        is_there = key.memory is not None and key.memory() is not None
+        named = (is_there and names.get((key.address, key.shape))) or names.get((key.identity, key.shape))
+        if named and (is_there or named[1] != key.kind):
+            name = named[0]
+    return f"draw {draw.generator} {draw.state:016x} {draw.by} {name} {draw.line or '-'}"
 
 
 def tensor_key(value: object) -> TensorKey | None:
@@ -499,18 +521,16 @@ def tensor_key(value: object) -> TensorKey | None:
     assert isinstance(value, torch.Tensor)
     with unobserved():
         try:
-            address = address_of(value) if value.is_cpu else 0
-        except RuntimeError:  # a wrapper that a function transform of torch's left: it has no memory
-            address = 0
-        return TensorKey(id(value), address, tuple(value.shape))
+            address, memory = address_of(value) if value.is_cpu else 0, weakref.ref(value.untyped_storage())
+        except (RuntimeError, NotImplementedError):  # as of a wrapper that a function transform of torch's left
+            address, memory = 0, None
+        strides = value.stride() if value.layout is torch.strided else ()
+        return TensorKey(id(value), address, tuple(value.shape), memory, (value.dtype, value.device, strides))
 
 
-def _parameter_names(names: Names) -> dict[tuple[int, tuple[int, ...]], str]:
-    """Names of the parameters that named modules hold now, by identity and shape, and by address and shape.
-
-    Of several for one key, the first.
-    """
-    found: dict[tuple[int, tuple[int, ...]], str] = {}
+def _parameter_names(names: Names) -> _Names:
+    """Names of the parameters that named modules hold now; of several for one key, the first."""
+    found: _Names = {}
     for reference, state in list(names.states.entries.values()):
         module = reference()
         parameters = {} if module is None else module._parameters  # noqa: SLF001 - the public view builds strings
@@ -518,7 +538,7 @@ def _parameter_names(names: Names) -> dict[tuple[int, tuple[int, ...]], str]:
             key = tensor_key(parameter)
             if key is not None:
                 for place in {key.identity, key.address} - {0}:
-                    found.setdefault((place, key.shape), f"{state.fqn}.{name}")
+                    found.setdefault((place, key.shape), (f"{state.fqn}.{name}", key.kind))
     return found
 
 

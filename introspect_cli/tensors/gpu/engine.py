@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -79,20 +79,18 @@ class Pending:
         self._rows = rows
         self._blocks = blocks
         self._streams = streams
-        self._copied: Any = None
-        self._sent = False
+        self._wait: Callable[[], object] | None = None
         self.slots = slots
 
     def send(self) -> None:
         """Queue the copy to the host; nothing if that was done, or while a CUDA graph is being captured."""
-        if not self._sent and not self._rows.is_capturing():
-            self._copied = self._rows.copy(self._blocks, self._streams)
-            self._sent = True
+        if self._wait is None and not self._rows.is_capturing():
+            self._wait = self._rows.copy(self._blocks, self._streams)
 
     def is_ready(self) -> bool:
         """Whether `rows` may be called: the copy is queued, and no CUDA graph is being captured. Calls `send`."""
         self.send()
-        return self._sent and not self._rows.is_capturing()
+        return self._wait is not None and not self._rows.is_capturing()
 
     def rows(self) -> Rows:
         """Wait for the rows and return them, shape (len(slots), 32), with floats as float64; give the blocks back.
@@ -101,12 +99,11 @@ class Pending:
         `is_ready` was True.
         """
         self.send()
-        if self._copied is not None:
-            self._copied.synchronize()
+        if self._wait is not None:
+            self._wait()
         parts = [block.host.numpy() for block in self._blocks]
         out: Rows = np.concatenate([*parts, np.zeros((0, r.WORDS), np.int64)])[: len(self.slots)].view(np.uint64)
-        self._rows.give_back(self._blocks)
-        self._blocks = []
+        self._rows.free.extend(self._blocks)
         if self._rows.narrow:
             single = out[:, r.MIN :].astype(np.uint32).view(np.float32)
             out[:, r.MIN :] = single.astype(np.float64).view(np.uint64)
@@ -138,7 +135,8 @@ class DeviceRows:
         self._cuda = cuda
         self._side: Any = cuda.Stream(device) if cuda is not None else None
         self._blocks: list[Block] = []
-        self._free: list[Block] = []
+        self.free: list[Block] = []
+        """Those whose rows were read, for later steps to write to."""
         self.narrow = device.type == "mps"
         """Whether floats of rows have 32 bits, for want of float64."""
         self._streams: dict[int, Any] = {}
@@ -153,15 +151,14 @@ class DeviceRows:
         number = len(self.slots)
         block, row = divmod(number, BLOCK_ROWS)
         if block == len(self._blocks):
-            self._blocks.append(self._free.pop() if self._free else self._allocate())
+            self._blocks.append(self.free.pop() if self.free else self._allocate())
         self.slots.append(slot)
         return self._blocks[block].address + row * r.ROW_BYTES
 
     def put(self, slot: int, row: torch.Tensor) -> None:
         """Append a row for `slot`, and queue the copy of its words, int64, shape (32,), on the current stream."""
         self.new_row(slot)
-        block, number = divmod(len(self.slots) - 1, BLOCK_ROWS)
-        self._blocks[block].device[number].copy_(row)
+        self._blocks[-1].device[(len(self.slots) - 1) % BLOCK_ROWS].copy_(row)
         if self._cuda is not None:
             stream = self._cuda.current_stream(self._device)
             self.note_stream(stream.cuda_stream, stream)
@@ -200,17 +197,17 @@ class DeviceRows:
         """Whether a CUDA graph is being captured on this thread's stream; False without streams."""
         return self._cuda is not None and bool(self._cuda.is_current_stream_capturing())
 
-    def copy(self, blocks: list[Block], streams: list[Any]) -> Any:
+    def copy(self, blocks: list[Block], streams: list[Any]) -> Callable[[], object]:
         """Queue the copy of blocks to the host, after all that the streams have been given so far.
 
         Returns:
-            An event that is done when the copy is; None for a device without streams, where the copy is done already.
+            What waits until the copy is done; nothing to wait for on a device without streams.
         """
         self.before_copy()
         if self._cuda is None:
             for block in blocks:
                 block.host.copy_(block.device)
-            return None
+            return lambda: None
         for stream in streams:
             self._side.wait_stream(stream)
         with self._cuda.stream(self._side):
@@ -218,11 +215,7 @@ class DeviceRows:
                 block.host.copy_(block.device, non_blocking=True)
         copied = self._cuda.Event()
         copied.record(self._side)
-        return copied
-
-    def give_back(self, blocks: list[Block]) -> None:
-        """Keep blocks whose rows were read, for later steps to write to."""
-        self._free.extend(blocks)
+        return copied.synchronize  # type: ignore[no-any-return]
 
 
 # ---
@@ -235,7 +228,7 @@ class DeviceRows:
 # that is current, the one that made the tensor, and what it needs beside the tensor (room for the programs' rows)
 # belongs to that stream.
 
-ITEM_WORDS: Final = 8
+ITEM_WORDS: Final = 7
 """Words of an item in a table, as `kernels.summarise` reads them."""
 LARGEST_COPY: Final = 1 << 28
 """Bytes that are copied at once of a tensor that is not contiguous."""
@@ -269,10 +262,6 @@ class Prepared:
     matrices: tuple[int, int, int] | None
     interned: int = -1
 
-    def __post_init__(self) -> None:
-        """Set `programs`: how many programs share a whole tensor of this layout."""
-        self.programs = self.element.programs(self.count, 0)
-
     def kernel(self, places: int, *, lean: bool) -> Variant:
         """The kernel for elements at a place: `places` is the address, or'ed with the index of the first one."""
         return self.kernels[lean][not (places | self.count) % ALIGNMENT]
@@ -295,16 +284,7 @@ class Item:
     @property
     def programs(self) -> int:
         """Number of programs that share this run."""
-        prepared = self.prepared
-        return prepared.element.programs(prepared.count, self.first) if self.first else prepared.programs
-
-
-class _Entry(NamedTuple):
-    """One tensor of a table: the address of its row, its runs, and the programs that share it."""
-
-    row: int
-    runs: Sequence[Item]
-    programs: int
+        return self.prepared.element.programs(self.prepared.count, self.first)
 
 
 @dataclass
@@ -315,7 +295,7 @@ class _Lane:
         stream: the stream; None for a device without streams.
         scratch: memory for the rows.
         used: how many there are.
-        jobs: of each tensor that has several, the address of its row, that of theirs, and how many they are.
+        jobs: of each tensor the address of its row, that of its programs' rows, and how many these are.
     """
 
     stream: Any
@@ -498,16 +478,14 @@ class DeviceEngine:
         variant = prepared.kernel(address | first, lean=lean)
         if wanted:
             variant = variant._replace(**wanted)
-        programs = prepared.element.programs(prepared.count, first) if first else prepared.programs
+        programs = prepared.element.programs(prepared.count, first)
         handle = self.stream(self._index)
         lane = self._lane(handle, programs)
-        row = self.rows.new_row(slot)
         scratch = lane.scratch.data_ptr() + lane.used * r.ROW_BYTES
-        if programs > 1:
-            lane.jobs.append((row, scratch, programs))
-            lane.used += programs
+        lane.jobs.append((self.rows.new_row(slot), scratch, programs))
+        lane.used += programs
         keys = self._block_keys(prepared.element.blocks(prepared.count, first))
-        where = (0, 0, 0, address, prepared.count, first, row)
+        where = (0, 0, 0, address, prepared.count, first)
         self.launch(variant, programs, handle, (*where, scratch, self._factors, self._shifts, keys, prepared.lookup))
 
     def launch_tables(self, entries: Sequence[tuple[int, Sequence[Item]]], *, lean: bool = False) -> None:
@@ -520,50 +498,47 @@ class DeviceEngine:
                 tensor must not need more than `TABLE_PROGRAMS` programs.
             lean: whether to leave out what costs most.
         """
-        tables: dict[tuple[Variant, int], list[_Entry]] = {}
-        used: Counter[tuple[Variant, int]] = Counter()
-        handle = self.stream(self._index)
+        groups: defaultdict[tuple[Variant, int], list[tuple[int, Sequence[Item]]]] = defaultdict(list)
         for slot, runs in entries:
             first = runs[0].prepared
             places = reduce(or_, (item.address | item.first | item.prepared.count for item in runs))
-            key = (first.kernel(places, lean=lean)._replace(many=True), first.lookup)
-            programs = sum(item.programs for item in runs)
-            if used[key] + programs > TABLE_PROGRAMS and used[key]:
-                self._launch_table(*key, handle, tables.pop(key))
-                used[key] = 0
-            used[key] += programs
-            tables.setdefault(key, []).append(_Entry(self.rows.new_row(slot), runs, programs))
-        for key, table in tables.items():
-            self._launch_table(*key, handle, table)
+            groups[first.kernel(places, lean=lean)._replace(many=True), first.lookup].append((slot, runs))
+        for key, group in groups.items():
+            done = 0
+            while done < len(group):
+                done += self._launch_table(*key, group[done:])
 
-    def _launch_table(self, variant: Variant, lookup: int, handle: int, entries: list[_Entry]) -> None:
-        """Launch a kernel over a table of tensors, on the current stream.
+    def _launch_table(self, variant: Variant, lookup: int, entries: list[tuple[int, Sequence[Item]]]) -> int:
+        """Launch a kernel over a table of tensors, on the current stream; returns how many of them it has taken.
 
         Args:
             variant: the kernel, one for `many`.
             lookup: as in `Prepared`.
-            handle: of the current stream.
             entries: the tensors, at least one.
         """
+        handle = self.stream(self._index)
         items: list[tuple[int, ...]] = []
         begun = blocks = 0
-        lane = self._lane(handle, sum(entry.programs for entry in entries))
+        programs = [sum(item.programs for item in runs) for _, runs in entries]
+        lane = self._lane(handle, min(sum(programs), TABLE_PROGRAMS))
         scratch = lane.scratch.data_ptr() + lane.used * r.ROW_BYTES
-        for row, runs, alike in entries:
+        for (slot, runs), alike in zip(entries, programs, strict=True):
+            if begun and begun + alike > TABLE_PROGRAMS:
+                break
+            lane.jobs.append((self.rows.new_row(slot), scratch + begun * r.ROW_BYTES, alike))
             together = begun
             for item in runs:
-                prepared, programs = item.prepared, item.programs
-                blocks = max(blocks, prepared.element.blocks(prepared.count, item.first))
-                items.append((item.address, prepared.count, item.first, row, begun, programs, together, alike))
-                begun += programs
-            if alike > 1:
-                lane.jobs.append((row, scratch + together * r.ROW_BYTES, alike))
+                count, first = item.prepared.count, item.first
+                blocks = max(blocks, item.prepared.element.blocks(count, first))
+                items.append((item.address, count, first, begun, item.programs, together, alike))
+                begun += item.programs
         lane.used += begun
-        owners = np.repeat(np.arange(len(items), dtype=np.int32), [item[5] for item in items])
+        owners = np.repeat(np.arange(len(items), dtype=np.int32), [item[4] for item in items])
         with self._table(np.array(items, np.int64), owners) as address:
-            where = (0, address, address + 8 * ITEM_WORDS * len(items), 0, 0, 0, 0)
+            where = (0, address, address + 8 * ITEM_WORDS * len(items), 0, 0, 0)
             keys = self._block_keys(blocks)
             self.launch(variant, begun, handle, (*where, scratch, self._factors, self._shifts, keys, lookup))
+        return len({item[5] for item in items})
 
     def _lane(self, handle: int, programs: int) -> _Lane:
         """The lane of the current stream, whose handle is given, with room for the rows of so many programs."""

@@ -262,21 +262,14 @@ def merge(jobs):
     m2, m4 = two_sums(s2, s4)
     write_moments(real, 1, least, most, mean_all, m2, tl.sum(s3, axis=0), m4)
     tl.store(real + ABSSUM, size)
-    write_no_order(row)
+    tl.store(real + MEDIAN, float("nan"))  # no kernel computes these
+    tl.store(real + MODE, float("nan"))
     bucket = tl.arange(0, 16)
     total = tl.zeros((16, MERGED // 4), dtype=tl.float64)
     line = tl.arange(0, MERGED // 4)[None, :]
     for at in range(0, programs, MERGED // 4):
         total += _load_word(floats, programs, at, line, SKETCH_WORD + bucket[:, None], 0.0)
     tl.store(real + SKETCH_WORD + bucket, tl.sum(total, axis=1))
-
-
-@triton.jit
-def write_no_order(row):
-    """Write NaN for median and mode, which no kernel computes, to the row at address `row`."""
-    real = row.to(tl.pointer_type(tl.float64))
-    tl.store(real + MEDIAN, float("nan"))
-    tl.store(real + MODE, float("nan"))
 
 
 @triton.jit
@@ -310,9 +303,9 @@ SPAN = tl.constexpr(checksum.SPAN)
 """Elements in a row of a tile."""
 BLOCK = tl.constexpr(sketch.BLOCK)
 BUCKETS = tl.constexpr(16)
-ITEM_WORDS = tl.constexpr(8)
-"""Words in an item of a table: address, elements, index of the first in the whole tensor, address of the row; its first
-program and how many; its row's first program and how many."""
+ITEM_WORDS = tl.constexpr(7)
+"""Words in an item of a table: address, elements, index of the first in the whole tensor; its first program and how
+many; its row's first program and how many."""
 _TINY = tl.constexpr(2.0**-16)
 _LARGE = tl.constexpr(2.0**16)
 """Bring the sum of a tile into range, and back."""
@@ -443,7 +436,6 @@ def summarise(
     address,
     count,
     first,
-    row,
     scratch,
     factors,
     shifts,
@@ -459,18 +451,15 @@ def summarise(
     MANY: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """Summarise one tensor, or (MANY) the tensors of a table, each into its row.
-
-    Several programs may share a tensor: each leaves a row for `merge`.
+    """Summarise one tensor, or (MANY) those of a table; each of the programs that share one leaves a row for `merge`.
 
     Args:
         null: a pointer to address 0.
         items: address of the table's items, ITEM_WORDS words each; 0 without a table, as `owners`.
         owners: address of the number of the item that each program works on, int32.
-        address: of the first element; this and the next three are the table's with a table.
+        address: of the first element; this and the next two are the table's with a table.
         count: number of elements.
         first: index of the first element in the whole tensor.
-        row: address of the row to write.
         scratch: address of a row for each program, a tensor's word by word.
         factors: address of the checksum's factors.
         shifts: address of the checksum's shifts.
@@ -500,18 +489,17 @@ def summarise(
     me = tl.program_id(0)
     group = me * 0
     programs = tl.num_programs(0)
-    alike = programs
+    apart = programs
     if MANY:
         item = tl.load(owners.to(tl.pointer_type(tl.int32)) + me)
         entry = items.to(tl.pointer_type(tl.int64)) + item.to(tl.int64) * ITEM_WORDS
         address = tl.load(entry)
         count = tl.load(entry + 1)
         first = tl.load(entry + 2)
-        row = tl.load(entry + 3)
-        begun = tl.load(entry + 4).to(tl.int32)
-        programs = tl.load(entry + 5).to(tl.int32)
-        group = tl.load(entry + 6).to(tl.int32)
-        alike = tl.load(entry + 7).to(tl.int32)
+        begun = tl.load(entry + 3).to(tl.int32)
+        programs = tl.load(entry + 4).to(tl.int32)
+        group = tl.load(entry + 5).to(tl.int32)
+        apart = tl.load(entry + 6).to(tl.int32)
         number = me - begun
     else:
         number = me
@@ -678,12 +666,8 @@ def summarise(
                     tile = begin
                     raw, finite, nans, posinfs, neginfs, zeros, lows, smalls, highs, sizes, s0, s1, s2 = nothing
 
-    # A tensor of one program has its row at once; others leave theirs word beside word.
-    mine = row
-    apart = 1
-    if alike > 1:
-        mine = scratch + (group.to(tl.int64) * WORDS + (me - group)) * 8
-        apart = alike
+    # The rows of a tensor's programs lie word beside word.
+    mine = scratch + (group.to(tl.int64) * WORDS + (me - group)) * 8
     out = mine.to(tl.pointer_type(tl.int64))
     real = mine.to(tl.pointer_type(tl.float64))
     tl.store(out, tl.sum(raw, axis=0))
@@ -710,5 +694,3 @@ def summarise(
     else:
         write_no_statistics(mine, apart)
     tl.store(real + (SKETCH_WORD + tl.arange(0, BUCKETS)) * apart, tl.sum(sums, axis=0))
-    if alike == 1:
-        write_no_order(row)

@@ -167,7 +167,7 @@ OLDEST: Final = (3, 3)
 
 WARPS: Final = 4
 """Warps of a program: 128 threads read a row of 512 float32 in vectors of four."""
-_POINTERS: Final = ("null", "items", "owners", "row", "scratch", "factors", "shifts", "keys", "lookup", "jobs")
+_POINTERS: Final = ("null", "items", "scratch", "factors", "shifts", "keys", "lookup", "jobs")
 """Arguments that are addresses of introspect's buffers, which begin at multiples of 16."""
 _CHOSEN: Final = {"count": ALIGNMENT, "first": ALIGNMENT, "rows": EVEN, "columns": EVEN}
 """What arguments are multiples of where the variant is aligned; the address is one in the kernel, which reads less at
