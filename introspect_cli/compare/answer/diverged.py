@@ -43,7 +43,7 @@ from introspect_cli.compare.result import (
     Size,
     Verdict,
 )
-from introspect_cli.compare.resumed import RATES
+from introspect_cli.compare.resumed import RATES, holds_part
 from introspect_cli.compare.say import fact_of, parts_words, sentence, some, told, what_diverges
 from introspect_cli.compare.settings.beginning import (
     MAY_REST_ON_THEM,
@@ -56,7 +56,6 @@ from introspect_cli.compare.settings.beginning import (
 )
 from introspect_cli.compare.step import Step
 from introspect_cli.compare.table import OTHER, WITHIN
-from introspect_cli.compare.walk import holds_part
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
