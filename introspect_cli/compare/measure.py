@@ -348,13 +348,13 @@ def _statistics_agree(a: Mapping[str, float], b: Mapping[str, float], tolerance:
     return True
 
 
-def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> tuple[float, float] | None:
-    """(c, residual) where b is c times a by least squares over two sketches; the residual is relative to b's norm.
+def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> float | None:
+    """The factor c where b is c times a by least squares over two sketches; None where it is not.
 
-    None where the residual is not below 20 `RESOLUTION`, or c is within 50 `RESOLUTION` of 1.
+    That is, what is left is 20 `RESOLUTION` of b's norm or more, or c is within 50 `RESOLUTION` of 1.
     """
     factor, rest = scale_between(sketch_a, sketch_b)
-    return (factor, rest) if rest < 20 * RESOLUTION and abs(factor - 1) > 50 * RESOLUTION else None
+    return factor if rest < 20 * RESOLUTION and abs(factor - 1) > 50 * RESOLUTION else None
 
 
 def has_nonfinite(stats: Mapping[str, float]) -> bool:

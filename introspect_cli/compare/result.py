@@ -84,8 +84,6 @@ class Part(NamedTuple):
         part: its name: `parameters`, `random state of torch`.
         state: whether it was restored.
         text: more of it, with values; "" where there is no more to say.
-        a: its value in run a, where it is a number; None otherwise.
-        b: its value in run b.
         matters: whether anything may rest on it: False where nothing drew from a generator, of what only counts, and of
             what neither run has.
         generator: of a random state, whose it is; "" of all else.
@@ -94,8 +92,6 @@ class Part(NamedTuple):
     part: str
     state: Restored
     text: str = ""
-    a: str | None = None
-    b: str | None = None
     matters: bool = True
     generator: str = ""
 
@@ -178,7 +174,6 @@ class Divergence(NamedTuple):
         exact: whether `rel_l2` comes from the stored tensors and not from the sketches.
         size: its class; None where what was recorded does not tell, and of random states.
         scale: c where b is c times a to within the sketch's precision; None otherwise.
-        residual: what is left of b beside c times a, over b's norm; None where `scale` is.
         floor: relative distance that the noise runs show at this site; None without noise runs.
         coarse: whether either run computes in bfloat16 anywhere, so that its rounding is worth a thought.
         source: for an operator or collective, `file:line` of the user's code that ran it (a's where both do).
@@ -201,7 +196,6 @@ class Divergence(NamedTuple):
     exact: bool = False
     size: Size | None = None
     scale: float | None = None
-    residual: float | None = None
     floor: float | None = None
     coarse: bool = False
     source: str = ""
@@ -231,6 +225,7 @@ class SettingChange(NamedTuple):
         name: the setting's name within its source.
         a: its value in run a, as text; None where only b has it.
         b: its value in run b, as text; None where only a has it.
+        about: what it is about, where `name` says more: `lr` of `lr (group 1)`, the value in a configuration file.
         weight: how strongly it explains the first divergence, 0 to 1; the list is sorted by it.
     """
 
@@ -238,6 +233,7 @@ class SettingChange(NamedTuple):
     name: str
     a: str | None
     b: str | None
+    about: str = ""
     weight: float = 0.0
 
     @property
@@ -480,7 +476,6 @@ class DiffOptions(Selection):
         rtol: tolerated root-mean-square difference, relative to the larger root-mean-square value.
         rtol_fine: the same, of what was computed before anything in bfloat16 or float16 was; 0 for no difference.
         atol: tolerated root-mean-square difference, in the values' own unit.
-        noise_factor: how many times the noise a divergence must exceed.
         limit: divergences to list; None for all.
         whole_step: list all divergences of the first diverging step, whatever the limit.
         want_map: whether to compute the divergence map.
@@ -496,7 +491,6 @@ class DiffOptions(Selection):
     rtol: float = 0.0
     rtol_fine: float = 0.0
     atol: float = 0.0
-    noise_factor: float = 4.0
     limit: int | None = 12
     whole_step: bool = False
     want_map: bool = False

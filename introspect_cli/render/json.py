@@ -103,7 +103,7 @@ def _divergence(divergence: Divergence) -> dict[str, Any]:
     `rel_l2` is None, with `rel_l2_below`, where sketches cannot tell the values apart.
     """
     usual = _fields(divergence, f"step rank {_SITE.format('')} role reason a b rel_l2")
-    extra = _fields(divergence, "exact scale residual source noise=floor size labels labels_b")
+    extra = _fields(divergence, "exact scale source noise=floor size labels labels_b")
     extra["step_b"] = divergence.step_b if divergence.step_b != divergence.step else None
     if divergence.rel_l2 == 0 and not divergence.exact:  # sketches cannot tell values this close apart
         usual["rel_l2"], extra["rel_l2_below"] = None, RESOLUTION

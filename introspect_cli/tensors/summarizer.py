@@ -9,8 +9,8 @@ One module's output is the next one's input, frozen parameters and untouched buf
 summary costs three times its checksum. Version counters do not tell whether memory changed: `.data`, numpy and shared
 storage write past them. So the compiled intake remembers what was summarised by its address; when the address comes
 again with the same type, size and a few equal bytes, the checksum alone is computed, and the old row taken only if it
-agrees. Every answer is of the contents as they are now. Rows used in one step are kept for the next, and no tensor is
-referred to.
+agrees. Every answer is of the contents as they are now, but for what comes again in a lean step on a GPU. Rows used in
+one step are kept for the next, and no tensor is referred to.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from introspect_cli.compare.result import (
     Size,
     Verdict,
 )
-from introspect_cli.compare.resumed import RATES
+from introspect_cli.compare.resumed import RATES, holds_part
 from introspect_cli.compare.say import fact_of, parts_words, sentence, some, told, what_diverges
 from introspect_cli.compare.settings.beginning import (
     MAY_REST_ON_THEM,
@@ -56,7 +56,6 @@ from introspect_cli.compare.settings.beginning import (
 )
 from introspect_cli.compare.step import Step
 from introspect_cli.compare.table import OTHER, WITHIN
-from introspect_cli.compare.walk import holds_part
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -118,17 +117,6 @@ def origins_of(at: View, outcomes: Sequence[RankOutcome], lost: Sequence[Part]) 
             yield Origin(sentence(story.head, story.findings, (), story.more), divergence)
 
 
-def _code_and_settings(compared: Compared, at: View, changed: CodeChanges | None) -> CodeChanges | None:
-    """How the source differs, nearest first; None without `changed`. Sets `at.settings`, the heaviest first."""
-    a, b, offset = compared.a, compared.b, any(outcome.offset for outcome in compared.outcomes)
-    code = ranked_code(changed, lambda: clues_of(at))
-    differ = setting_changes(a, b, at, reason_named(at.cause.reason), offset=offset)
-    if not (at.rounding or _is_by_chance(at)):
-        code = mark_only_change(code, differ)
-    at.settings = weighed_by_code(differ, code, rounding=at.rounding and not at.tuned)
-    return code
-
-
 def _is_by_chance(at: View) -> bool:
     """Whether randomness alone may explain the divergence.
 
@@ -157,7 +145,12 @@ def diverged_answer(answer: DiffResult, compared: Compared, hidden: str) -> Diff
     at = View(best, compared.outcomes)
     first, cut, lost = at.first, cut_short(at), () if resumed is None else resumed.lost
     changed = code_changes(compared.a, compared.b)
-    code = _code_and_settings(compared, at, changed)
+    code = ranked_code(changed, lambda: clues_of(at))
+    offset = any(outcome.offset for outcome in compared.outcomes)
+    differ = setting_changes(compared.a, compared.b, at, reason_named(at.cause.reason), offset=offset)
+    if not (at.rounding or _is_by_chance(at)):
+        code = mark_only_change(code, differ)
+    at.settings = weighed_by_code(differ, code, rounding=at.rounding and not at.tuned)
     training, evaluation = separate_answers(compared)
     story, nothing = explanation_of(at), _nothing_changed_words(at, code)
     causes = ranked_candidates(story.findings, code, at.settings)
@@ -266,6 +259,9 @@ def clues_of(scene: View) -> Clues:
         words |= {word for event in there for word in event.name.split(".")[-2:]}
         words |= {*MODES} if any(event.by in MODES for event in there) else set()
     reason = "structure" if replaced else cause.instead or cause.reason
+    later = site.phase is not Phase.FORWARD or scene.first.step > 0
+    outer = [name for name in ancestors(site.fqn) if name in tree]
+    leading = ((tree[name].module_class, site.fqn.removeprefix(f"{name}.").partition(".")[0]) for name in outer)
     return Clues(
         reason="by_hand" if cause.rests_on(Thing.REWRITTEN) else reason,
         gap=cause.reason == "gap",
@@ -279,6 +275,7 @@ def clues_of(scene: View) -> Clues:
         roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
         evaluates=site.evaluates,
         ran=frozenset(module.module_class for module in tree.values()),
+        behind=() if cause.reason == "gap" or later else tuple(leading),
         batch_is_equal=any(places.known is Known.EQUAL for places in cause.rests_on(Thing.BATCHES)),
     )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.statements import CodeChanges, Nearness
 from introspect_cli.compare.result import SettingChange, Size
-from introspect_cli.compare.settings.differences import Difference, on_one_line
+from introspect_cli.compare.settings.differences import on_one_line
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, RECORDED
 from introspect_cli.compare.settings.settings import (
     ENV_NOISE,
@@ -83,7 +83,7 @@ _STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nest
 """What an optimizer steps with: it explains an update, and nothing before."""
 
 
-def _is_of_optimizer(change: Difference) -> bool:
+def _is_of_optimizer(change: SettingChange) -> bool:
     """Whether a change is of an optimizer, or of an argument or file value named like its option (`lr`, `betas`)."""
     named = {"command": change.name, FILES: change.about}.get(change.source, "")
     steps_with = _STEPS_WITH.match(named.rpartition(".")[2].strip("-").replace("-", "_"))
@@ -115,7 +115,7 @@ def rounds_differently(change: SettingChange) -> bool:
     return change.source in _ROUNDS and bool(re.match(_ROUNDS[change.source], change.name, re.IGNORECASE))
 
 
-def _weight(change: Difference, at: View | None, reason: Reason | None, *, offset: bool) -> float:
+def _weight(change: SettingChange, at: View | None, reason: Reason | None, *, offset: bool) -> float:
     """Weight of a change from 0 to 1: at 0 it is noise and not shown, from 0.5 on it explains the divergence.
 
     By `_FIXED`, else 0.5 without a divergence, else by the reason. A seed in the environment weighs 0.95 where a
@@ -138,7 +138,7 @@ def _weight(change: Difference, at: View | None, reason: Reason | None, *, offse
     return min(weight, _USUAL) if late or rounds else weight
 
 
-def _weight_by_reason(at: View, reason: Reason, source: str, name: str, change: Difference) -> float:
+def _weight_by_reason(at: View, reason: Reason, source: str, name: str, change: SettingChange) -> float:
     """Weight from 0 to 1 of a setting by its source, as far as the reason says; by `_WEIGHTS` where it does not.
 
     0.97 for the loader that `at.fed` names, 0.85 for loaders and files where data was not recorded. Raised by 0.1 for
@@ -197,8 +197,8 @@ def setting_changes(
         # what a list of arrays has no word of is not known to differ
         unlisted = any(is_list(run.manifest) and value is None for run, value in ((a, change.a), (b, change.b)))
         if weight > 0 and not unlisted and not (change.source == OPTIMIZERS and change.about in recorded):
-            values = on_one_line(change.a, change.b)
-            changes.append(SettingChange(change.source, change.name, *values, round(weight, 3)))
+            x, y = on_one_line(change.a, change.b)
+            changes.append(change._replace(a=x, b=y, weight=round(weight, 3)))
     tuned = [change for change in changes if change.source in _OF_OPTIMIZERS and change.explains]
     if at is None:
         changes = [one._replace(weight=min(one.weight, UNLIKELY)) for one in changes]

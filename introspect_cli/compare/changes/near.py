@@ -211,6 +211,18 @@ class Code:
         same_file = [place for place in places if place[0] == by[0]]
         return same_class or same_file or (places if len(places) <= _MOST_MEANT else [])
 
+    def statements_after(self, class_name: str, name: str) -> Iterator[Statement]:
+        """Statements of a class's methods behind the last one that takes the attribute `name`, in no loop with it."""
+        for file, qualified, _ in self.classes.get(class_name, ()):
+            for place in (
+                each for each in self.by_definition if each[0] == file and each[1].startswith(f"{qualified}.")
+            ):
+                calling = [s for s in self.by_definition[place] if name in s.takes]
+                for s in self.by_definition[place] if calling and not place[1].endswith("__init__") else ():
+                    both = {*s.around} & {*calling[-1].around, calling[-1]}
+                    if s.lines[0] > calling[-1].lines[1] and not any(isinstance(e.node, _LOOPS) for e in both):
+                        yield s
+
     def reached_from(self, *places: Definition, depth: int = 0) -> Depths:
         """Statements of these functions and of all that they call or name, each with `depth` plus the calls between."""
         return self.with_what_runs({s: depth for place in places for s in self.by_definition.get(place, ())})
@@ -265,6 +277,7 @@ def _closure(seeds: Depths, step: Callable[[Statement], Iterable[Statement]], mo
     return depths
 
 
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _MOST_MEANT = 3
 _MOST_VALUES = 7
 
@@ -357,7 +370,10 @@ def _reach(code: Code, clues: Clues, side: int) -> tuple[Depths, ...]:
         computes = code.reached_from(*(s.place for s in recorded))
     if clues.gap:  # what was not recorded may be anything
         between.update(code.statements)
-    return recorded, computes, code.statements_behind([*recorded, *computes], models), dict.fromkeys(between, 0)
+    behind = code.statements_behind([*recorded, *computes], models)
+    late = {s for owner, name in clues.behind for s in code.statements_after(owner, name)}
+    reach = recorded, computes, behind, dict.fromkeys(between, 0)
+    return tuple({s: depth for s, depth in depths.items() if s not in late} for depths in reach)
 
 
 def _computing(code: Code, clues: Clues, leads: Leads, models: frozenset[str], between: set[Statement]) -> Depths:

@@ -226,6 +226,8 @@ class Clues(NamedTuple):
         batch_is_equal: whether the batches of the step are on record and equal.
         ran: classes of all modules that either run has.
         evaluates: whether it is in an evaluation.
+        behind: of a place in the first forward pass, classes around it, each with what it calls the module that leads
+            there: what these run after it is no cause.
     """
 
     reason: str
@@ -241,6 +243,7 @@ class Clues(NamedTuple):
     batch_is_equal: bool = False
     ran: frozenset[str] = frozenset()
     evaluates: bool = False
+    behind: tuple[tuple[str, str], ...] = ()
 
 
 class Ranked(NamedTuple):

@@ -649,10 +649,10 @@ def _returns(effect: Value) -> bool:
 def differences(a: Sequence[Value], b: Sequence[Value]) -> list[Difference]:
     """The smallest parts in which the effects of two functions differ.
 
-    Values of one shape are compared part by part, others differ as a whole; of two of which one is inside the other, it
-    is what was put around it, or taken away. Where both functions have both values, the choice between them differs,
-    and so what they are a part of. A value that one version alone has at one place, and the other alone at another, is
-    one difference that `moved`.
+    Values of one shape are compared part by part, others differ as a whole, and so may what is inside them; of two of
+    which one is inside the other, it is what was put around it, or taken away. Where both functions have both values,
+    the choice between them differs, and so what they are a part of. A value that one version alone has at one place,
+    and the other alone at another, is one difference that `moved`.
     """
     found: dict[tuple[_WrittenAt | None, _WrittenAt | None], Difference] = {}
     seen: set[tuple[int, int]] = set()
@@ -672,6 +672,7 @@ def differences(a: Sequence[Value], b: Sequence[Value]) -> list[Difference]:
                 pending += inner
                 continue
             else:
+                pending += [] if any(inside) else _also_differing(one, two)
                 one, two = (None if within else each for each, within in zip((one, two), inside, strict=True))
         found.setdefault((_written_at(one), _written_at(two)), Difference(one, two, around))
     gone = {each.a.key: spots for spots, each in found.items() if each.a is not None and each.b is None}
@@ -723,6 +724,26 @@ def _differing_parts(one: Value, two: Value, around: tuple[Value, Value] | None)
     return None if whole and len(differ) > 1 else iter(differ)
 
 
+def _also_differing(one: Value, two: Value) -> _Pairs:
+    """Pairs inside two values that differ as a whole: what something was put around, else what functions are given."""
+    for place, (small, large) in enumerate(((one, two), (two, one))):
+        parts = [large]
+        for _ in range(_MOST_PUT_AROUND):
+            parts = [inner for part in parts for inner in part.parts if isinstance(inner, Value)]
+            for part in parts:
+                if _head_of(part) == _head_of(small) and small.kind not in _WRITTEN and _likeness(small, part) > _LIKE:
+                    yield (part, small, (one, two)) if place else (small, part, (one, two))
+                    return
+    if one.kind == two.kind == "call":
+        given = _replaced_parts(one.parts[1].parts, two.parts[1].parts, (one, two))
+        yield from (each for each in given if each[0] and each[1] and _head_of(each[0]) == _head_of(each[1]))
+
+
+def _head_of(value: Value) -> tuple[object, ...]:
+    """What two values have alike whose parts are compared one by one: kind, names, of a call the function."""
+    return value.kind, *_names_of(value), value.parts[0].key if value.kind == "call" else 0
+
+
 def _names_of(value: Value) -> list[Any]:
     """Names, numbers and texts of a value in their places; None in those of values."""
     return [None if isinstance(part, Value) else part for part in value.parts]
@@ -752,6 +773,7 @@ def _paired_effects(one: Sequence[Value], two: Sequence[Value]) -> Iterator[tupl
 
 
 _LIKE = 0.1
+_MOST_PUT_AROUND = 3
 
 
 def _likeness(one: Value, two: Value) -> float:

@@ -169,10 +169,10 @@ def _recorded_numbers(step: Step, site: Site) -> list[list[float]]:
     comparison, steps = step.comparison, (step.table.step, step.table.step_b)
     return [
         [
-            np.nan if number.value is None else number.value
+            np.nan if number is None else number
             for rank in reader.readers
-            for number in At(rank, columns(rank.sites, change), at).numbers(site.kind, site.phase)
-            if (number.fqn, number.path) == (site.fqn, site.path)
+            for of, number in At(rank, columns(rank.sites, change), at).numbers(site.kind, site.phase)
+            if of == (site.fqn, site.path)
         ]
         for reader, change, at in zip((comparison.a, comparison.b), (comparison.rename, None), steps, strict=True)
     ]

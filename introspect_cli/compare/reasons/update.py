@@ -177,7 +177,7 @@ def _is_fed_by_then(step: Step, position: int) -> bool:
     """
     site, order = step.sites[position], step.order_at(position)
     in_call = site.kind is Kind.BUFFER or site.phase is Phase.FORWARD
-    ran = [ended for _, ended in step.calls.spans_of(owner_of(site.fqn))] if in_call else []
+    ran = [call.ended for call in step.calls if in_call and call.fqn == owner_of(site.fqn)]
     return step.rng_differs() or step.anything_before(min(max(ran, default=order), order))
 
 

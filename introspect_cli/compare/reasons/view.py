@@ -9,7 +9,7 @@ from introspect_cli.compare.evidence import Known, Thing
 from introspect_cli.compare.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.result import Role, SettingChange, Size
 from introspect_cli.compare.settings.beginning import first_difference
-from introspect_cli.compare.settings.differences import Difference, unequal
+from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.settings.hyperparameters import Optimizers, hyperparameter_changes, recorded_names
 from introspect_cli.compare.step import unseen_inside
 from introspect_cli.compare.table import (
@@ -191,7 +191,7 @@ class View:
         return Optimizers(a, b, self.step.comparison.rename or str)
 
     @cached_property
-    def tuned(self) -> list[Difference]:
+    def tuned(self) -> list[SettingChange]:
         """Hyper-parameters that differ, those of the parameter first: as recorded for its group, then from settings.
 
         For other reasons than `optimizer`, those recorded in the step. Of these none where optimizers have other

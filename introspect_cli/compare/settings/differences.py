@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from introspect_cli.texts import begin_alike
 
@@ -16,24 +16,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-
-class Difference(NamedTuple):
-    """A recorded value that differs.
-
-    Attributes:
-        source: the document that it is in: `command`, `packages`, `optimizers`, `files`, ...
-        name: what it is called within its source, as it is shown.
-        a: its value in a; None where only b has it.
-        b: its value in b; None where only a has it.
-        about: what it is about, where `name` says more: `lr` of `lr (group 1)`, the value in a configuration file.
-    """
-
-    source: str
-    name: str
-    a: Any
-    b: Any
-    about: str = ""
 
 
 READ = "read"

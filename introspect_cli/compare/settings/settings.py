@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
+from introspect_cli.compare.result import SettingChange
 from introspect_cli.compare.settings import beginning
 from introspect_cli.compare.settings.differences import (
     READ,
-    Difference,
     paired,
     unequal_values,
 )
@@ -93,7 +93,7 @@ def holds_tensors(name: str) -> bool:
 # --- two runs
 
 
-def file_differences(a: Run, b: Run) -> Iterator[Difference]:
+def file_differences(a: Run, b: Run) -> Iterator[SettingChange]:
     """Differences of files that were read: values of configuration, else the first line, else digests.
 
     Files are paired by name, content, basename and ending, in this order. One that one run alone read has the value
@@ -111,11 +111,11 @@ def file_differences(a: Run, b: Run) -> Iterator[Difference]:
     for one, two in pairs:
         if not (one.name in imported[0] and two.name in imported[1]):  # those are among the sources
             yield from _differences_of_pair(one, two)
-    yield from (Difference(FILES, file.name, READ, None) for file in only_a)
-    yield from (Difference(FILES, file.name, None, READ) for file in only_b)
+    yield from (SettingChange(FILES, file.name, READ, None) for file in only_a)
+    yield from (SettingChange(FILES, file.name, None, READ) for file in only_b)
 
 
-def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
+def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[SettingChange]:
     """Differences of two paired files; none where their content is equal or a digest is missing.
 
     Of configuration the first `_MOST` values, of other texts the first line that differs; where a text is not there,
@@ -128,12 +128,12 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
     values = [None if text is None else parsed(text, ending) for text, ending in texts]
     if None not in values:
         for value, x, y in islice(unequal_values(values[0], values[1]), _MOST):
-            yield Difference(FILES, f"{shown}: {value}", x, y, value)
+            yield SettingChange(FILES, f"{shown}: {value}", x, y, value)
     elif texts[0][0] is None or texts[1][0] is None:
-        yield Difference(FILES, shown, a.digest, b.digest)
+        yield SettingChange(FILES, shown, a.digest, b.digest)
     elif first := first_unequal_line(texts[0][0], texts[1][0]):
         line, x, y = first
-        yield Difference(FILES, f"{shown}:{line}", x, y, f"{x} {y}")
+        yield SettingChange(FILES, f"{shown}:{line}", x, y, f"{x} {y}")
 
 
 # --- a text
@@ -207,7 +207,7 @@ _OF_A_GPU = frozenset({"cudnn", "nccl"})
 """Versions that a process knows once it uses a GPU: that one run alone has them says no more than that it did."""
 
 
-def differences(a: Run, b: Run, rank: int | None = None, rename: Callable[[str], str] = str) -> Iterator[Difference]:
+def differences(a: Run, b: Run, rank: int | None = None, rename: Callable[[str], str] = str) -> Iterator[SettingChange]:
     """All settings of a rank of two runs (of the lowest, without one) that differ, noise included.
 
     A document that one run alone kept is no difference. First the command line, then other documents in the order of a,
@@ -235,22 +235,22 @@ def differences(a: Run, b: Run, rank: int | None = None, rename: Callable[[str],
     yield from _document_differences("options", *({f"--{name}": each.get(name) for name in _OPTIONS} for each in given))
 
 
-def _document_differences(source: str, a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[Difference]:
+def _document_differences(source: str, a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[SettingChange]:
     """Differences within the settings document `source`, by the rules of that document.
 
     A source file of one run alone has the value `imported`. Of `git` only commit (10 characters) and `dirty` count;
     versions of cuDNN and NCCL only if both runs have them.
     """
     for name, one, two in unequal_values(a, b):
-        if source == "sources":
-            both = one is not None and two is not None
-            yield Difference(source, name, *((one, two) if both else (one and "imported", two and "imported")))
+        alone, values = None in (one, two), [one, two]
+        if source == "sources" and alone:
+            values = [one and "imported", two and "imported"]
         elif source == "hardware" and name == "gpus":
-            yield Difference(source, "GPU", *(gpu_names(value) if value else "none used" for value in (one, two)))
-        elif source == "git" and name in _GIT:
-            yield Difference(source, name, *(value[:10] if isinstance(value, str) else value for value in (one, two)))
-        elif source != "git" and not (source == "runtime" and name in _OF_A_GPU and None in (one, two)):
-            yield Difference(source, name, one, two)
+            values = [gpu_names(value) if value else "none used" for value in values]
+        elif source == "git":
+            values = [value[:10] if isinstance(value, str) else value for value in values]
+        if (source != "git" or name in _GIT) and not (source == "runtime" and name in _OF_A_GPU and alone):
+            yield SettingChange(source, "GPU" if name == "gpus" else name, *values)
 
 
 # --- a script's command line
@@ -330,7 +330,7 @@ def argv_of(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[st
 # --- things that a run built
 
 
-def built_differences(a: Any, b: Any) -> Iterator[Difference]:
+def built_differences(a: Any, b: Any) -> Iterator[SettingChange]:
     """Differences of objects that both runs built (loaders, schedulers, scalers), named `object (line): attribute`.
 
     Lines do not count, nor how often a scheduler has the same functions: it has one for each of the optimizer's groups.
@@ -354,7 +354,7 @@ def built_differences(a: Any, b: Any) -> Iterator[Difference]:
             alone = [change for change in changes if not change[0].startswith(others)]
             for name, x, y in alone:
                 if name != "lr_lambdas" or _names_in(x) != _names_in(y):
-                    yield Difference(kind, f"{where}: {name}", x, y)
+                    yield SettingChange(kind, f"{where}: {name}", x, y)
 
 
 def _names_in(value: Any) -> set[str]:

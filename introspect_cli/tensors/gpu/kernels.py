@@ -295,9 +295,9 @@ def write_no_statistics(row, apart):
 # of the element's index in the whole tensor: a column then has one factor and one shift of the checksum, and one
 # place in the sketch's blocks, and these stay in registers. Sums of a tile are in float32 about the tile's own mean,
 # scaled by a power of two (types that float32 does not hold: in float64); a program adds tiles up in float64 about
-# the mean of its first one, which loses no more than a factor of the number of tiles; and the last program of a
-# tensor to arrive adds up the programs' rows, always in the same order. No float is added atomically, so the same
-# tensor always has the same row.
+# the mean of its first one, which loses no more than a factor of the number of tiles; and `merge` adds up the programs'
+# rows, always in the same order. No float is added atomically, so the same tensor always has the same row. A lean pass
+# sums up about the mean of the program's first tile, so that no thread waits for another from tile to tile.
 
 SPAN = tl.constexpr(checksum.SPAN)
 """Elements in a row of a tile."""
