@@ -259,6 +259,7 @@ def clues_of(scene: View) -> Clues:
         words |= {word for event in there for word in event.name.split(".")[-2:]}
         words |= {*MODES} if any(event.by in MODES for event in there) else set()
     reason = "structure" if replaced else cause.instead or cause.reason
+    devices = {side.layout.device for side in (scene.first.a, scene.first.b) if side is not None}
     later = site.phase is not Phase.FORWARD or scene.first.step > 0
     outer = [name for name in ancestors(site.fqn) if name in tree]
     leading = ((tree[name].module_class, site.fqn.removeprefix(f"{name}.").partition(".")[0]) for name in outer)
@@ -276,6 +277,10 @@ def clues_of(scene: View) -> Clues:
         evaluates=site.evaluates,
         ran=frozenset(module.module_class for module in tree.values()),
         behind=() if cause.reason == "gap" or later else tuple(leading),
+        ahead=(tree[cause.module].module_class, cause.after.removeprefix(f"{cause.module}.").partition(".")[0])
+        if cause.after and cause.module in tree
+        else ("", ""),
+        device=devices.pop() if len(devices) == 1 else "",
         batch_is_equal=any(places.known is Known.EQUAL for places in cause.rests_on(Thing.BATCHES)),
     )
 

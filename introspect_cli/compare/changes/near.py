@@ -211,8 +211,11 @@ class Code:
         same_file = [place for place in places if place[0] == by[0]]
         return same_class or same_file or (places if len(places) <= _MOST_MEANT else [])
 
-    def statements_after(self, class_name: str, name: str) -> Iterator[Statement]:
-        """Statements of a class's methods behind the last one that takes the attribute `name`, in no loop with it."""
+    def statements_beside(self, class_name: str, name: str, *, after: bool) -> Iterator[Statement]:
+        """Statements of a class's methods behind the last one that takes the attribute `name`, in no loop with it.
+
+        With `after` False, those ahead of the first one.
+        """
         for file, qualified, _ in self.classes.get(class_name, ()):
             for place in (
                 each for each in self.by_definition if each[0] == file and each[1].startswith(f"{qualified}.")
@@ -220,7 +223,8 @@ class Code:
                 calling = [s for s in self.by_definition[place] if name in s.takes]
                 for s in self.by_definition[place] if calling and not place[1].endswith("__init__") else ():
                     both = {*s.around} & {*calling[-1].around, calling[-1]}
-                    if s.lines[0] > calling[-1].lines[1] and not any(isinstance(e.node, _LOOPS) for e in both):
+                    again = any(isinstance(each.node, _LOOPS) for each in both)
+                    if s.lines[0] > calling[-1].lines[1] and not again if after else s.lines[1] < calling[0].lines[0]:
                         yield s
 
     def reached_from(self, *places: Definition, depth: int = 0) -> Depths:
@@ -306,6 +310,7 @@ _SEND = r"all_reduce|all_gather|reduce_scatter|broadcast|barrier|\Asend|recv|sca
 _TUNE = r"LR\Z|[Ss]chedul|[Ww]arm|swa|\Alr\Z|add_param_group|param_groups"
 _DATA = r"[Dd]ata[Ss]et|Sampler|Loader|DataModule|DataPipe|[Cc]ollat|set_epoch"
 _WRITE = r"\A[a-z]\w*_\Z|load_state_dict|update_parameters|vector_to_parameters|\Aset_\Z|\Adata\Z"
+_DEVICE = re.compile(r"device|cuda|mps|accelerator|\Atorch\Z")
 _FORMAT = r"\Amemory_format\Z"
 _BACKWARD = frozenset(("backward", "manual_backward", "scale", "grad"))
 _LEADS = ("training_step", "compute_loss")
@@ -371,9 +376,10 @@ def _reach(code: Code, clues: Clues, side: int) -> tuple[Depths, ...]:
     if clues.gap:  # what was not recorded may be anything
         between.update(code.statements)
     behind = code.statements_behind([*recorded, *computes], models)
-    late = {s for owner, name in clues.behind for s in code.statements_after(owner, name)}
+    late = {s for owner, name in clues.behind for s in code.statements_beside(owner, name, after=True)}
+    early = {*code.statements_beside(*clues.ahead, after=False)}
     reach = recorded, computes, behind, dict.fromkeys(between, 0)
-    return tuple({s: depth for s, depth in depths.items() if s not in late} for depths in reach)
+    return tuple({s: depth + (s in early) for s, depth in depths.items() if s not in late} for depths in reach)
 
 
 def _computing(code: Code, clues: Clues, leads: Leads, models: frozenset[str], between: set[Statement]) -> Depths:
@@ -444,7 +450,8 @@ def _ranked_change(change: Change, sides: Sequence[tuple[Code, Sequence[Depths]]
     """A change with the nearest of its statements in either version.
 
     `hits` counts the words of its text that are among the clues, one that changed three times. A change that
-    `_only_defines` is `_FAR` deeper, has no hits and cannot matter.
+    `_only_defines`, or names devices where both runs have the tensor on one, is `_FAR` deeper, has no hits and cannot
+    matter.
     """
     counts = [Counter(re.findall(r"\w+(?:\.\d+)?", side.text if side else "")) for side in (change.a, change.b)]
     words = set((counts[0] - counts[1]) + (counts[1] - counts[0])) or set(counts[0] + counts[1])
@@ -456,7 +463,7 @@ def _ranked_change(change: Change, sides: Sequence[tuple[Code, Sequence[Depths]]
             inside = code.statements_at(file, side.first, sys.maxsize if change.unit == "file" else side.last)
             best = min([best, *(_nearness(statement, reach) for statement in inside)])
             matters |= any(map(can_matter, inside))
-    if _only_defines(change, clues):
+    if _only_defines(change, clues) or (clues.device and all(map(_DEVICE.search, words))):
         return Ranked(change, ORDER[best[0]], best[1] + _FAR, can_matter=False)
     return Ranked(change, ORDER[best[0]], best[1], hits, can_matter=matters)
 

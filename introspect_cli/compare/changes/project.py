@@ -159,13 +159,14 @@ class Version:
     def replaced_by(self, line: WrittenStatement, other: Version, near: Value | None) -> WrittenStatement | None:
         """The statement of `other` that most likely took the place of `line`; None where none is alike over `_ALIKE`.
 
-        Only statements of the same scope count whose text this version's scope does not have; those that assign to the
+        Only statements of the same scope count whose text this version's scope has less often; those that assign to the
         same, if there are any. The line that is meant is that of `near`, a value of `other`, where it is in the
         statement.
         """
         text, made = line.side.text, other.statement_of(near)
-        there = other.inside.get(other.beside(made, line), {})
-        left = sorted(there.keys() - self.inside.get(self.beside(line), {}).keys())
+        here, at = self.beside(line), other.beside(made, line)
+        there = other.inside.get(at, {})
+        left = sorted(each for each in there if other.often[at, each] > self.often[here, each])
         same = [each for each in left if "=" in each and each.partition("=")[0] == text.partition("=")[0]]
         best = get_close_matches(text, same or left, 1, 0 if same else _ALIKE)
         return None if not best else made if made and made.side == there[best[0]].side else there[best[0]]
@@ -274,7 +275,7 @@ def _statements_of(
 def _add_change(changes: dict[object, Change], a: WrittenStatement | None, b: WrittenStatement | None) -> None:
     """Add a change of the statements `a` and `b` to `changes`; it moved where they are equal.
 
-    Nothing if one of the same file and sides is there, or if both are None.
+    Of two of the same file and sides, the one that is meant further ahead. Nothing if both are None.
     """
     side = b or a
     if side is not None:
@@ -283,7 +284,8 @@ def _add_change(changes: dict[object, Change], a: WrittenStatement | None, b: Wr
         unit: Literal["moved", "statement"] = "moved" if moved else "statement"
         before = a.before if a else 0, b.before if b else 0
         change = Change(side.file, side.scope, a and a.side, b and b.side, unit, side.line, file_a, before)
-        changes.setdefault((change.file, file_a, change.a, change.b), change)
+        key = change.file, file_a, change.a, change.b
+        changes[key] = min(changes.get(key, change), change, key=lambda each: (each.line, each.before))
 
 
 def _imported_as(file: str) -> Iterator[str]:

@@ -228,6 +228,8 @@ class Clues(NamedTuple):
         evaluates: whether it is in an evaluation.
         behind: of a place in the first forward pass, classes around it, each with what it calls the module that leads
             there: what these run after it is no cause.
+        ahead: the class whose forward it is in, and what that calls the last module inside that agreed.
+        device: where the tensor is in both runs; "" where that is not known, or not the same.
     """
 
     reason: str
@@ -244,6 +246,8 @@ class Clues(NamedTuple):
     ran: frozenset[str] = frozenset()
     evaluates: bool = False
     behind: tuple[tuple[str, str], ...] = ()
+    ahead: tuple[str, str] = ("", "")
+    device: str = ""
 
 
 class Ranked(NamedTuple):
