@@ -80,7 +80,6 @@ def capturing(
     from introspect_cli.capture.options import options_of
     from introspect_cli.capture.session import Session
     from introspect_cli.inspect.runs import chosen
-    from introspect_cli.script.ending import Ending, raised_ending
 
     if _active:
         raise UsageError(f"a capture into {_active[0]} is already running: end it before you start another")
@@ -91,17 +90,13 @@ def capturing(
         given = {**given, "against": chosen(given["against"])}
     session = Session(target, options_of({"quiet": True, **given, "output": Path(path)}), launch)
     _active.append(session.path)
-    ending = Ending(0, "returned")
     try:
-        session.start()
-        session.adopt(model)
-        yield session.path
-    except BaseException as error:
-        ending = raised_ending(error)
-        raise
+        with session:
+            session.start()
+            session.adopt(model)
+            yield session.path
     finally:
         _active.clear()
-        session.finish(ending)
         session.print_last_words()
 
 

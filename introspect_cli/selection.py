@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.records import Kind
-from introspect_cli.schedule.rules import Schedule, whole_number
+from introspect_cli.schedule.rules import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from introspect_cli.store.run import Run
-
-_RANKS_HELP = "give numbers separated by commas, such as 0,3, or all"
 
 
 @dataclass(frozen=True)
@@ -120,21 +118,6 @@ ALL_RANKS = "all"
 """Word for every rank, beside their numbers."""
 
 
-def parse_ranks(text: str) -> tuple[int, ...]:
-    """Ranks from numbers separated by commas, `0,3`, ascending, each once; not the word `all`.
-
-    Raises:
-        UsageError: a word is no whole number.
-    """
-    ranks = set()
-    for word in text.split(","):
-        number = whole_number(word)
-        if number is None:
-            raise UsageError(f"{word.strip()!r} is not a rank: {_RANKS_HELP}")
-        ranks.add(number)
-    return tuple(sorted(ranks))
-
-
 # Modules.
 
 
@@ -185,13 +168,13 @@ class Selection:
         steps: steps that count, as run a numbers them; None for all.
         kinds: kinds that count; empty for all.
         modules: globs of FQNs that count, each with all that is inside; empty for all.
-        ranks: ranks that count; empty for all.
+        ranks: ranks that count; None for all.
     """
 
     steps: Schedule | None = None
     kinds: frozenset[Kind] = field(default_factory=frozenset)
     modules: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
+    ranks: Schedule | None = None
 
     @property
     def narrowed(self) -> bool:
@@ -204,7 +187,7 @@ class Selection:
 
     def wants_rank(self, rank: int) -> bool:
         """Whether a rank is selected."""
-        return not self.ranks or rank in self.ranks
+        return self.ranks is None or self.ranks.wants(rank)
 
     def wants(self, kind: Kind, fqn: str) -> bool:
         """Whether both a kind and an FQN are selected."""
@@ -229,7 +212,7 @@ def read_selection(
         steps=None if steps is None else Schedule.parse(steps),
         kinds=parse_kinds([kinds] if isinstance(kinds, str) else kinds),
         modules=words([modules] if isinstance(modules, str) else modules),
-        ranks=() if ranks in (None, "", ALL_RANKS) else parse_ranks(str(ranks)),
+        ranks=None if ranks in (None, "", ALL_RANKS) else Schedule.parse(str(ranks)),
     )
 
 
@@ -258,9 +241,9 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
         return selection
     where, has = (f"{runs[0].path}", "it has") if len(runs) == 1 else ("either run", "they have")
     ranks = sorted({rank for run in runs for rank in run.ranks})
-    for rank in selection.ranks:
-        if rank not in ranks:
-            raise UsageError(f"no rank {rank} is in {where}: {_counted(ranks, 'rank')}")
+    for span in () if selection.ranks is None else selection.ranks.spans:
+        if not any(map(span.wants, ranks)):
+            raise UsageError(f"no rank {span} is in {where}: {_counted(ranks, 'rank')}")
     readers = [(run, run.rank(rank)) for run in runs for rank in run.ranks if selection.wants_rank(rank)]
     steps = sorted({int(step) for _, reader in readers for step in reader.entries["step"]})
     if not steps:

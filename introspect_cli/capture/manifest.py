@@ -22,6 +22,7 @@ from introspect_cli.capture.ranks.launchers import rank_and_size
 from introspect_cli.capture.read_files import MAX_TEXT_BYTES, ReadFiles
 from introspect_cli.errors import DocumentTooLargeError
 from introspect_cli.records import Kind
+from introspect_cli.script.ending import frames_of
 from introspect_cli.script.target import COMPILED
 from introspect_cli.store.sources import LIMIT_RUN
 from introspect_cli.version import __version__
@@ -67,7 +68,8 @@ def closing(capture: Capture, probes: Probes | None, ending: Ending) -> dict[str
         ending: how the script ended.
     """
     options, guard = capture.options, capture.guard
-    left = ((path, line, function) for path, line, function in reversed(ending.frames) if sources.is_users(path))
+    frames = frames_of(ending.raised) if ending.how == "exception" and ending.raised is not None else ()
+    left = ((path, line, function) for path, line, function in reversed(frames) if sources.is_users(path))
     raised_at = [{"file": sources.relative(path), "line": line, "function": function} for path, line, function in left]
     facts = {
         "ended": _now(),  # which of several ranks ended first

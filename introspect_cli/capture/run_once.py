@@ -15,7 +15,6 @@ from torch import nn
 
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind, Phase
-from introspect_cli.script.ending import Ending, raised_ending
 from introspect_cli.tensors.flatten import flatten
 
 if TYPE_CHECKING:
@@ -54,9 +53,7 @@ def run_once(
         StoreError: the run cannot be made.
         Exception: whatever the model raises.
     """
-    session = Session(None, options)
-    ending = Ending(0, "returned")
-    try:
+    with Session(None, options) as session:
         session.start()
         probes = session.probes
         assert probes is not None, "torch is there, so are the probes"
@@ -73,11 +70,6 @@ def run_once(
                     total.backward()
                     _record_gradients(context, model)
             context.clock.tick()
-    except BaseException as error:
-        ending = raised_ending(error)
-        raise
-    finally:
-        session.finish(ending)
 
 
 def _total(given: Any) -> torch.Tensor:

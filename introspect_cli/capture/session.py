@@ -24,7 +24,7 @@ from introspect_cli.capture.ranks.launchers import find_launch, run_directory
 from introspect_cli.capture.start import Start, prepare_torch
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED
-from introspect_cli.script.ending import tell
+from introspect_cli.script.ending import Ending, raised_ending, tell
 from introspect_cli.script.run import run
 from introspect_cli.script.target import Target, check
 from introspect_cli.store.files import CHILDREN
@@ -36,12 +36,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from typing_extensions import Self
+
     from introspect_cli.capture.all_probes import Probes
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.guard import Guarded
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.read_files import ReadFiles
-    from introspect_cli.script.ending import Ending
     from introspect_cli.store.run_writer import Launch
 
 
@@ -273,6 +274,14 @@ class Session:
         if (last := self._capture.options.until_step) is not None and context.recorder.step > last:
             # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
             raise SystemExit(0)
+
+    def __enter__(self) -> Self:
+        """Start nothing yet; the end of the `with` block finishes it, with the exception that it ends by."""
+        return self
+
+    def __exit__(self, cls: object, error: BaseException | None, tb: object) -> None:
+        """Finish."""
+        self.finish(Ending(0, "returned") if error is None else raised_ending(error))
 
     def finish(self, ending: Ending) -> None:
         """Remove the probes, write what remains, and close the store; at the first call alone.

@@ -339,9 +339,9 @@ class Draw(NamedTuple):
 class Evaluation:
     """Decides the phase of outermost calls, and moves batches of evaluations out of training."""
 
-    def __init__(self, recorder: Recorder, *, wanted: bool) -> None:
+    def __init__(self, recorder: Recorder, trained: Trained, *, wanted: bool) -> None:
         """Start with nothing trained and no loader; `wanted` says whether evaluation is recorded."""
-        self._recorder = recorder
+        self._recorder, self._trained = recorder, trained
         self.wanted = wanted
         self.feeding: set[int] = set()
         """Numbers of the loaders that are known to feed training."""
@@ -409,9 +409,7 @@ class Evaluation:
         self._aside = None
         self._loss_is_due = False
 
-    def phase(
-        self, module: nn.Module, *, is_trained: bool, is_new: Callable[[nn.Module], bool], first_step: bool
-    ) -> Phase:
+    def phase(self, module: nn.Module, *, first_step: bool) -> Phase:
         """FORWARD or EVAL for an outermost call outside of backward passes; the answer is remembered for later calls.
 
         FORWARD as long as nothing is trained, neither this module nor another. With gradients on, a call is EVAL only
@@ -422,17 +420,16 @@ class Evaluation:
 
         Args:
             module: what is called.
-            is_trained: whether an optimizer holds any of its parameters.
-            is_new: says of a module whether an optimizer that has not stepped yet holds any of its parameters.
             first_step: whether no step has ended yet.
         """
+        is_trained = self._trained.is_trained(module)
         is_copy = self._is_late_copy(module, is_trained=is_trained, first_step=first_step)
         if not self.has_training and not is_trained:
             return Phase.FORWARD
         elsewhere = bool(self.feeding) and self._feeder >= 0 and self._feeder not in self.feeding
         if torch.is_grad_enabled():
             evaluates = elsewhere and (
-                (not _is_in_train_mode(module) and not is_new(module)) if is_trained else self._under_way
+                (not _is_in_train_mode(module) and not self._trained.is_new(module)) if is_trained else self._under_way
             )
             self._doubted = self._feeder if evaluates else -1
         elif is_trained:  # a target of the loss, where the script has begun to compute one
@@ -569,8 +566,8 @@ class StepClock:
         self._recorder = recorder
         self._names = names
         self._parts = parts
-        self.evaluation = Evaluation(recorder, wanted=wants_eval)
         self.trained = Trained()
+        self.evaluation = Evaluation(recorder, self.trained, wanted=wants_eval)
         self.labels = StepLabels(guard)
         recorder.labels = self.labels.take
         self.ticks = 0
@@ -616,9 +613,7 @@ class StepClock:
         step, and given to `on_evaluation`; if evaluation is not recorded, the step is added to `passed_over`.
         """
         evaluation = self.evaluation
-        trained = self.trained
-        is_trained = trained.is_trained(module)
-        phase = evaluation.phase(module, is_trained=is_trained, is_new=trained.is_new, first_step=not self.ticks)
+        phase = evaluation.phase(module, first_step=not self.ticks)
         if phase is Phase.EVAL:
             if not evaluation.wanted and len(self.passed_over) < MAX_SPANS:
                 self._note_passed_over(self._recorder.step)
@@ -651,12 +646,11 @@ class StepClock:
     def _step_without_optimizer(self, module: nn.Module) -> None:
         """Before an outermost call of a script without optimizer, end the step if it has computed something.
 
-        That is, a backward pass has run, or in a script that trains nothing a forward; and the module has parameters,
-        or none that has any was called in the step. The call is counted for the step that runs then.
+        And only if the module has parameters, or none that has any was called in the step. The call is counted for the
+        step that runs then.
         """
         is_model = next(parameters_in(module), None) is not None
-        ended = self._backwards if self.evaluation.has_training else self._forwards
-        if ended and (is_model or not self._model_ran):
+        if self._has_computed and (is_model or not self._model_ran):
             self.auto_tick()
         self._forwards += 1
         self._model_ran |= is_model
@@ -680,13 +674,17 @@ class StepClock:
                 kept[_MARK] = mark
             self._graphs.append((self._recorder.step, None if node is None else weakref.ref(mark)))
 
+    @property
+    def _has_computed(self) -> bool:
+        """Whether a backward pass has run in this step, or in a script that trains nothing a forward."""
+        return bool(self._backwards if self.evaluation.has_training else self._forwards)
+
     def end_step_before_batch(self) -> None:
         """Before a batch is drawn in a script without optimizer, end the step if it has computed something.
 
-        That is, a backward pass has run, or in a script that trains nothing a forward. Nothing once the script ends its
-        steps itself.
+        Nothing once the script ends its steps itself.
         """
-        if not self.has_optimizer and (self._backwards if self.evaluation.has_training else self._forwards):
+        if not self.has_optimizer and self._has_computed:
             self.auto_tick()
 
     def end_unseen_step(self) -> None:

@@ -96,7 +96,7 @@ def _closeups(runs: list[Run], result: DiffResult, options: DiffOptions) -> tupl
 def _graph(runs: list[Run], rank: int, step: int) -> Graph | None:
     """The dataflow of a rank's step, as `graph_at` gives it; None where the step has no operators or is not there."""
     try:
-        return graph_at(runs, step, DiffOptions(ranks=(rank,)), rank)
+        return graph_at(runs, step, DiffOptions(ranks=Schedule.only(rank)), rank)
     except UsageError:  # it has no operators
         return None
 

@@ -281,6 +281,7 @@ class Candidate:
         b: the same of b.
         certainty: on record, where the records show that it is this setting; else likely.
         line: `file:line` of a statement; of a setting, the sources that have it.
+        before: how many characters of a's and of b's statement stand before what changed, on one line.
     """
 
     kind: str
@@ -289,6 +290,7 @@ class Candidate:
     b: str | None
     certainty: Certainty
     line: str
+    before: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)

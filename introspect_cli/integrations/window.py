@@ -68,11 +68,7 @@ class Window:
         if opened is None:
             return
         atexit.unregister(self._end_with_process)
-        try:
-            opened.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
-        except BaseException as raised:
-            if raised is not error:
-                raise
+        opened.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
     def _end_with_process(self) -> None:
         """Close the capture as the process ends, with the last exception that python has shown."""

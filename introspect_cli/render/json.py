@@ -164,6 +164,7 @@ _FORMS: dict[str, str | Callable[[Any], dict[str, Any]]] = {
     "DiffResult": diff_document,
     "CodeChanges": _code,
     "Ranked": f"{_CHANGE} nearness likely",
+    "Candidate": "kind name a b certainty line",
     "Change": "place file scope a b unit line file_a pieces",
     "Difference": "place axis name a b",
     "SettingChange": "source name a b explains weight",

@@ -7,10 +7,11 @@ imported, torch neither.
 
 from __future__ import annotations
 
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from contextlib import AbstractContextManager
 
 
 _listeners: list[Any] = []
@@ -23,9 +24,8 @@ def step() -> None:
 
     From the first call on, optimizer steps no longer end steps.
     """
-    if _listeners:
-        for listener in tuple(_listeners):
-            listener.end_step()
+    for listener in tuple(_listeners):
+        listener.end_step()
 
 
 def record(name: str, value: Any) -> None:
@@ -35,32 +35,11 @@ def record(name: str, value: Any) -> None:
         name: what it is, the same in every step; values with the same name in a step are numbered.
         value: a tensor, an array, a number or a string, or these nested in lists, tuples and dicts.
     """
-    if _listeners:
-        for listener in tuple(_listeners):
-            listener.record_value(name, value)
+    for listener in tuple(_listeners):
+        listener.record_value(name, value)
 
 
-class Phase:
-    """What `phase` returns: leaving it as a `with` block goes back to the phase before."""
-
-    __slots__ = ("_before",)
-
-    def __init__(self, before: str) -> None:
-        """Note the name of the phase to go back to, "" for none; the new one has begun already."""
-        self._before = before
-
-    def __enter__(self) -> None:
-        """Do nothing: the phase has begun."""
-
-    def __exit__(self, cls: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Go back to the phase before; an exception passes."""
-        _set_phase(self._before)
-
-
-_NOTHING = Phase("")
-
-
-def phase(name: str) -> Phase:
+def phase(name: str) -> AbstractContextManager[object]:
     """Begin a phase of the script's own, such as "rollout", now: until the next `phase`, or the end of a `with` block.
 
     Values recorded in it are named by it (`rollout/advantages`), and forward passes in it are recorded although they
@@ -73,10 +52,11 @@ def phase(name: str) -> Phase:
         For a `with` block, whose end goes back to the phase before.
     """
     if not _listeners:
-        return _NOTHING
-    before = _phases[0]
+        return nullcontext()
+    back = ExitStack()
+    back.callback(_set_phase, _phases[0])
     _set_phase(name)
-    return Phase(before)
+    return back
 
 
 def _set_phase(name: str) -> None:

@@ -31,14 +31,12 @@ class Ending:
             where that was not seen.
         how: what ended it; `ended` where that was not seen.
         exception: `Class: message` of an uncaught exception, "" otherwise.
-        frames: of that exception, the outermost first, none of this package: path, line, function.
         raised: what the script raised; None where it returned.
     """
 
     exit_code: int | None
     how: Literal["returned", "exit", "exception", "interrupt", "ended"]
     exception: str = ""
-    frames: tuple[tuple[str, int, str], ...] = field(default=(), repr=False, compare=False)
     raised: BaseException | None = field(default=None, repr=False, compare=False)
 
 
@@ -72,7 +70,7 @@ def tell(sentence: str, who: str | None = "introspect") -> None:
 
 def raised_ending(error: BaseException) -> Ending:
     """The ending by an uncaught exception: exit code 1."""
-    return Ending(1, "exception", summary(error), frames_of(error), error)
+    return Ending(1, "exception", summary(error), error)
 
 
 def leave(exit_code: int | None) -> NoReturn:

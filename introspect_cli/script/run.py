@@ -32,7 +32,7 @@ from introspect_cli.script.target import fresh_main, is_container, load, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
+    from types import FrameType, ModuleType
 
     from introspect_cli.script.target import Target
 
@@ -154,20 +154,14 @@ def _flush_streams() -> None:
 def _raise_recursion_limit(*, executed: bool) -> None:
     """Raise the recursion limit by the levels that introspect's frames take, so that the script has as many as alone.
 
-    How many these are differs from one version of python to the next, so it is measured by recursing to the limit.
-
     Args:
-        executed: whether the script will be run by `exec`, which took a level before python 3.12.
+        executed: whether the script will be run by `exec`, which takes a level before python 3.12; so does the one of
+            `python -m`.
     """
-    limit, deepest = sys.getrecursionlimit(), 0
-
-    def descend() -> None:
-        """Call itself until RecursionError, counting levels in `deepest`."""
-        nonlocal deepest
-        deepest += 1
-        descend()
-
-    with contextlib.suppress(RecursionError):
-        descend()
-    # one level is this function's
-    sys.setrecursionlimit(2 * limit - deepest - 1 + (executed and sys.version_info < (3, 12)))
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a frame
+    limit, before = sys.getrecursionlimit(), sys.version_info < (3, 12)
+    limit += before and executed
+    while frame is not None:
+        limit += 1 + (before and frame.f_code.co_name == "_run_code")
+        frame = frame.f_back
+    sys.setrecursionlimit(limit)

@@ -45,6 +45,36 @@ def test_a_changed_line_is_told_beside_one_that_only_rounds_otherwise(said):
     assert "more than rounding: the loss" not in said(rounds)[1]
 
 
+LONG = "{0} = self.a(x)\n        return self.b({0}.relu() + {0}.cos() + {0}.tanh() + torch.sin({0}) * {1})"
+
+
+@pytest.mark.parametrize(
+    ("base", "after", "told"),
+    [
+        (  # a statement that stands twice in b alone is not what b has instead
+            "x = torch.relu(self.a(x))\n        x = torch.sin(x)\n        x = torch.tanh(x)\n        return self.b(x)",
+            "x = torch.relu((self.a(x)))\n        x = torch.sin(x)\n        x = torch.sin(x)\n        return self.b(x)",
+            "x = torch.tanh(x) -> x = torch.sin(x)",
+        ),
+        (  # what changed stands far behind a name that changed as well
+            LONG.format("a_name", 0.1),
+            LONG.format("hidden", 0.2),
+            "torch.sin(a_name) * 0.1) -> ... torch.sin(hidden) * 0.2)",
+        ),
+        (  # comments are no code, and functions of other names have what the others had
+            "return self.b(self.one(x))  # seen\n\n    def one(self, x):\n        return torch.relu(self.a(x))  # one",
+            "return self.b(self.two(x))\n\n    def two(self, x):\n        return torch.relu(self.a(x)) * 3  # two",
+            "return torch.relu(self.a(x)) -> return torch.relu(self.a(x)) * 3",
+        ),
+    ],
+)
+def test_what_is_shown_of_a_statement_is_what_changed_in_it(said, base, after, told):
+    models = (MODEL.replace("return self.b(torch.relu(self.a(x)))", forward) for forward in (base, after))
+    base, after = models
+    text = " ".join(said(after, base=base)[1].split())
+    assert told in text, text
+
+
 def test_a_mode_of_the_models_own_is_looked_at_where_a_step_was_not_recorded(said):
     model = (
         MODEL

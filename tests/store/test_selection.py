@@ -18,7 +18,6 @@ from introspect_cli.selection import (
     matches,
     near_module,
     parse_kinds,
-    parse_ranks,
     read_selection,
     selects,
 )
@@ -53,7 +52,7 @@ def test_a_name_alone_means_that_name_alone():
 
 @pytest.mark.parametrize("digits", ["1_0", "+3", "٣", "-1", "1.0", "0x1", "９", "1e1"])
 def test_one_grammar_of_numbers(digits):
-    for read in (Schedule.parse, parse_ranks, lambda text: Schedule.parse(f"0:{text}")):
+    for read in (Schedule.parse, lambda text: read_selection(ranks=text), lambda text: Schedule.parse(f"0:{text}")):
         with pytest.raises(UsageError):
             read(digits)
 

@@ -40,12 +40,12 @@ def begin() -> None:
     if not text:
         return
     with contextlib.suppress(Exception):  # the process is not ours to fail
-        children = json.loads(text)["options"]["children"]
-        process = described(sys.orig_argv)
+        order, process = json.loads(text), described(sys.orig_argv)
+        everyone = order["options"]["children"] == "all"
         if process.role is Role.SCRIPT:
-            Follower(text, process, everyone=children == "all").install()
-        elif process.role is Role.WORKER and children == "all":
-            _watch_worker(text, process)
+            Follower(order, process, everyone=everyone).install()
+        elif process.role is Role.WORKER and everyone:
+            _watch_worker(order, process)
 
 
 @dataclass
@@ -53,12 +53,12 @@ class Follower:
     """Waits for torch in one process, and records it from then on; `install` begins to wait.
 
     Attributes:
-        text: the order.
+        order: as `order_of` has made it.
         process: this one.
         everyone: whether processes that this one starts are followed as well.
     """
 
-    text: str
+    order: dict[str, Any]
     process: Process
     everyone: bool
     _session: Session | None = None
@@ -69,7 +69,7 @@ class Follower:
         """Wait for the script's `import torch`, by an import hook, after which `record` is called; leave a note."""
         from introspect_cli.capture.start import Start
 
-        options = json.loads(self.text)["options"]
+        options = self.order["options"]
         self._leave_note("started")
         self._start = Start(self.record, seed=options["seed"], deterministic=options["deterministic"])
         self._start.install()
@@ -96,7 +96,7 @@ class Follower:
 
     def _drop_order(self) -> None:
         """Drop the order from the environment and restore PYTHONPATH, so that child processes are not followed."""
-        paths = json.loads(self.text)["paths"]
+        paths = self.order["paths"]
         os.environ.pop(VARIABLE, None)
         if paths is None:
             os.environ.pop("PYTHONPATH", None)
@@ -109,19 +109,19 @@ class Follower:
         Raises:
             StoreError: none could be made, or one for another reason than being there already.
         """
-        from introspect_cli.capture.follow.orders import Order
+        from introspect_cli.capture.follow.orders import options_in
         from introspect_cli.capture.session import Session
         from introspect_cli.errors import StoreError
         from introspect_cli.script.target import Target
         from introspect_cli.store.files import CHILDREN
 
-        order, process = Order.parse(self.text), self.process
+        order, process = self.order, self.process
         code = process.script is None and process.module is None
         script = "-c" if code else process.script
-        target = Target(script, process.module, process.args, order.launcher, order.launched_in)
-        path = order.options.output
+        target = Target(script, process.module, process.args, tuple(order["launcher"]), order["launched_in"])
+        options = replace(options_in(order), force=False)
+        path = options.output
         assert path is not None
-        options = replace(order.options, force=False)
         for number in range(_MOST_CHILDREN):
             place = path if not number else path / CHILDREN / f"{number}-{Path(process.name).stem or 'python'}"
             try:
@@ -152,11 +152,7 @@ class Follower:
         session, self._session = self._session, None
         if session is None or os.getpid() != self._pid:
             return
-        raised = self._raised
-        if raised is not None:
-            session.finish(raised_ending(raised))
-        else:
-            session.finish(Ending(None, "ended"))
+        session.finish(Ending(None, "ended") if self._raised is None else raised_ending(self._raised))
         said = [] if session.rank else [f"{self.process.name}: {words}" for words in session.words]
         self._leave_note("finished", run=str(session.path), said=said, code=session.status)
 
@@ -169,10 +165,10 @@ class Follower:
             said: sentences for the person; None for none.
             code: as in `Note`.
         """
-        Note(self.process.name, state, run, said or [], code).leave(json.loads(self.text)["notes"])
+        Note(self.process.name, state, run, said or [], code).leave(self.order["notes"])
 
 
-def _watch_worker(text: str, process: Process) -> None:
+def _watch_worker(order: dict[str, Any], process: Process) -> None:
     """Replace `BaseProcess._bootstrap`, to follow this worker once it knows its target, if `work_of` names one."""
     from multiprocessing.process import BaseProcess
 
@@ -187,7 +183,7 @@ def _watch_worker(text: str, process: Process) -> None:
             work = work_of(self)
             if work:
                 worker = replace(process, role=Role.SCRIPT, script=work)
-                follower = Follower(text, worker, everyone=True)
+                follower = Follower(order, worker, everyone=True)
                 follower.install()
         try:
             return original(self, *args, **kwargs)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact
-from introspect_cli.capture.follow.orders import Note, Order, notes_in
+from introspect_cli.capture.follow.orders import Note, notes_in, order_of
 from introspect_cli.capture.ranks.launchers import new_run
 from introspect_cli.errors import UsageError
 from introspect_cli.script.ending import tell
@@ -81,8 +81,9 @@ def followed_environment(options: CaptureOptions, notes: str, launcher: tuple[st
         launcher: the command that is captured, without secrets; empty for the children of a script.
     """
     paths = os.environ.get("PYTHONPATH")
-    order = Order(options, notes, paths, launcher, os.getcwd() if launcher else "")  # noqa: PTH109 - text
-    return {**os.environ, VARIABLE: order.text(), "PYTHONPATH": os.pathsep.join([SITE, *([paths] if paths else [])])}
+    launched_in = os.getcwd() if launcher else ""  # noqa: PTH109 - text
+    order = order_of(options, notes=notes, paths=paths, launcher=launcher, launched_in=launched_in)
+    return {**os.environ, VARIABLE: order, "PYTHONPATH": os.pathsep.join([SITE, *([paths] if paths else [])])}
 
 
 def _run_command(command: Sequence[str], environment: dict[str, str]) -> int:

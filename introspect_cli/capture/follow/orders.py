@@ -53,50 +53,32 @@ def notes_in(folder: Path) -> list[Note]:
     return [Note(**json.loads(path.read_text(encoding="utf-8"))) for path in files]
 
 
-@dataclass(frozen=True)
-class Order:
-    """Instructions to python processes below a capture, as text in the environment.
+def order_of(options: CaptureOptions, **rest: Any) -> str:
+    """Instructions to python processes below a capture, as text in the environment: JSON.
 
-    Attributes:
+    Args:
         options: of the capture; `output` is absolute.
-        notes: the directory for notes.
-        paths: what PYTHONPATH was before; None where it was not set.
-        launcher: the command that was captured, without secrets; empty where there is none but the script.
-        launched_in: the directory where it runs.
+        rest: `notes`, the directory for notes; `paths`, what PYTHONPATH was before, None where it was not set;
+            `launcher`, the command that was captured, without secrets, empty where there is none but the script; and
+            `launched_in`, the directory where it runs.
     """
+    from introspect_cli.capture.options import plain
 
-    options: CaptureOptions
-    notes: str
-    paths: str | None = None
-    launcher: tuple[str, ...] = ()
-    launched_in: str = ""
-
-    def text(self) -> str:
-        """The order as JSON, for `parse`."""
-        from introspect_cli.capture.options import plain
-
-        options = {item.name: plain(getattr(self.options, item.name)) for item in fields(self.options)}
-        return json.dumps({**vars(self), "options": options}, default=str)
-
-    @classmethod
-    def parse(cls, text: str) -> Order:
-        """The order that a text made by `Order.text` holds.
-
-        Raises:
-            ValueError, KeyError, TypeError: the text is no order.
-        """
-        document = json.loads(text)
-        launcher = tuple(document.get("launcher", ()))
-        rest = (document["notes"], document["paths"], launcher, document.get("launched_in", ""))
-        return cls(_options_from(document["options"]), *rest)
+    packed = {item.name: plain(getattr(options, item.name)) for item in fields(options)}
+    return json.dumps({"options": packed, **rest}, default=str)
 
 
-def _options_from(packed: dict[str, Any]) -> CaptureOptions:
-    """Capture options from the plain values that `Order.text` made of them."""
+def options_in(order: dict[str, Any]) -> CaptureOptions:
+    """The capture's options in what was read from the text that `order_of` made.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is no order.
+    """
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.records import Kind
     from introspect_cli.schedule.rules import parse_rule
 
+    packed = order["options"]
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in packed.items()
     }

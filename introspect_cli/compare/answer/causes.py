@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
-from introspect_cli.compare.changes.statements import Clues, CodeChanges
+from introspect_cli.compare.changes.statements import Clues, CodeChanges, code_on_one_line
 from introspect_cli.compare.result import Candidate, Certainty, SettingChange
 from introspect_cli.compare.settings.differences import describe, on_one_line, paired
 from introspect_cli.compare.settings.settings import ARGUMENT
@@ -52,7 +52,7 @@ def ranked_candidates(
     statements = []
     for change in (one.change for one in (code.likely if code is not None else ())):
         a, b = (None if side is None else side.text for side in (change.a, change.b))
-        statements.append(Candidate("statement", change.scope, a, b, Certainty.LIKELY, change.place))
+        statements.append(Candidate("statement", change.scope, a, b, Certainty.LIKELY, change.place, change.before))
     unknown = code is not None and (code.unread or not code.ranked)
     groups: list[list[SettingChange]] = []
     for setting in settings:
@@ -98,7 +98,8 @@ def candidate_words(one: Candidate) -> str:
     Statements are shortened around what changed; one that a run lacks is `(nothing)`, one that both have `(moved)`.
     """
     if one.kind == "statement":
-        a, b = on_one_line(*(" ".join((text or "(nothing)").split()) for text in (one.a, one.b)))
+        text_a, text_b = (code_on_one_line(text or "(nothing)") for text in (one.a, one.b))
+        a, b = on_one_line(text_a, text_b, one.before)
         return f"{one.line}{f' ({one.name})' if one.name else ''}: {f'{a} -> {b}' if a != b else f'{b} (moved)'}"
     return describe(SettingChange(one.line.partition(",")[0], one.name, one.a, one.b))
 

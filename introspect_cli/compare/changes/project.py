@@ -21,6 +21,7 @@ from introspect_cli.compare.changes.statements import (
     Change,
     Side,
     changed_file,
+    code_on_one_line,
     first_line,
     statements_of,
     syntax_of,
@@ -49,12 +50,16 @@ _NAMED = frozenset({"attribute", "name", "keyword", "defines"})
 
 
 class WrittenStatement(NamedTuple):
-    """A statement (of a compound one, its head), and the number of the line in it that is meant."""
+    """A statement (of a compound one, its head), the number of the line in it that is meant, and characters before.
+
+    `before` is how much of the statement `on_one_line` stands before the part that is meant.
+    """
 
     file: str
     scope: str
     side: Side
     line: int
+    before: int = 0
 
 
 class Version:
@@ -66,7 +71,8 @@ class Version:
         effects: what each of them does.
         calls: those that it makes.
         at: the innermost statement of each line.
-        inside: statements of each function, class or file, by their texts.
+        inside: statements of each function, class or file, by their texts; the last of equal ones.
+        often: how often each text stands there.
         names: what names mean.
         bound: names that its files bind.
         words: all identifiers.
@@ -84,10 +90,12 @@ class Version:
         self.lines = {file: text.replace("\r\n", "\n").split("\n") for file, text in texts.items()}
         self.at: dict[tuple[str, int], WrittenStatement] = {}
         self.inside: dict[Definition, dict[str, WrittenStatement]] = {}
+        self.often: Counter[tuple[Definition, str]] = Counter()
         for each in statements:
             written = self.statement_at(each.file, *each.lines, each.scope)
             if not (isinstance(each.node, ast.Expr) and isinstance(each.node.value, ast.Constant)):  # no docstring
                 self.inside.setdefault(each.place, {})[written.side.text] = written
+                self.often[each.place, written.side.text] += 1
             self.at |= dict.fromkeys(((each.file, n) for n in range(written.line, written.side.last + 1)), written)
             outer = each.file, each.scope.rpartition(".")[0]
             if isinstance(each.node, DEFINITIONS) and outer in self.nodes and not each.around:
@@ -98,8 +106,9 @@ class Version:
         self.words = _names_in(every)
         self.read_inside: set[str] = set()
         for node in (node for (_, name), node in self.nodes.items() if name):
-            used = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
-            self.read_inside |= _names_in(used) - _names_in(each for each in used if isinstance(each.ctx, ast.Store))
+            own = [each for each in ast.walk(node) if isinstance(each, (ast.Name, ast.arg))]
+            loaded = [each for each in own if isinstance(getattr(each, "ctx", None), ast.Load)]
+            self.read_inside |= _names_in(loaded) - _names_in({*own} - {*loaded})
 
     def read(self, interned: Interned) -> None:
         """Fill `effects` and `calls` anew for all functions, classes and files, by the current `names`.
@@ -125,7 +134,11 @@ class Version:
             return None
         number = getattr(value.node, "lineno", 0)
         found = self.at.get((value.file, number))
-        return None if found is None else found._replace(line=number)
+        if found is None:
+            return None
+        *above, last = self.lines[value.file][found.side.first - 1 : number]
+        before = "\n".join([*above, last.encode()[: getattr(value.node, "col_offset", 0)].decode()])
+        return found._replace(line=number, before=len(code_on_one_line(before)))
 
     def whole_definition(self, place: Definition) -> WrittenStatement:
         """The function or class at a place of `nodes` as one statement, with decorators and body."""
@@ -138,13 +151,10 @@ class Version:
         text = dedent("\n".join(self.lines[file][first - 1 : last]))
         return WrittenStatement(file, scope, Side(first, last, text), first)
 
-    def beside(self, *lines: WrittenStatement | None) -> dict[str, WrittenStatement]:
-        """This version's statements by their texts: of the file and scope of the first of `lines` whose file it has.
-
-        {} where it has none.
-        """
-        at = next(((line.file, line.scope) for line in lines if line is not None and line.file in self.texts), ("", ""))
-        return self.inside.get(at, {})
+    def beside(self, *lines: WrittenStatement | None) -> Definition:
+        """The file and scope of the first of `lines` whose scope this version has."""
+        places = ((line.file, line.scope) for line in lines if line is not None)
+        return next((place for place in places if place in self.inside), ("", ""))
 
     def replaced_by(self, line: WrittenStatement, other: Version, near: Value | None) -> WrittenStatement | None:
         """The statement of `other` that most likely took the place of `line`; None where none is alike over `_ALIKE`.
@@ -153,11 +163,11 @@ class Version:
         same, if there are any. The line that is meant is that of `near`, a value of `other`, where it is in the
         statement.
         """
-        text, there = line.side.text, other.beside(line)
-        left = sorted(there.keys() - self.beside(line).keys())
+        text, made = line.side.text, other.statement_of(near)
+        there = other.inside.get(other.beside(made, line), {})
+        left = sorted(there.keys() - self.inside.get(self.beside(line), {}).keys())
         same = [each for each in left if "=" in each and each.partition("=")[0] == text.partition("=")[0]]
         best = get_close_matches(text, same or left, 1, 0 if same else _ALIKE)
-        made = other.statement_of(near)
         return None if not best else made if made and made.side == there[best[0]].side else there[best[0]]
 
     def keys_inside(self, place: Definition) -> frozenset[int]:
@@ -232,14 +242,19 @@ def _statements_of(
 ) -> Iterator[tuple[WrittenStatement | None, WrittenStatement | None]]:
     """Pairs of statements of a difference; None where one has none.
 
-    A statement that both versions have, in one function, is no change by itself: two of them moved, and where they are
-    one, its value takes another way. Then it is the statements of the function that one version alone has, if they are
-    at most `_MOST_REROUTED`, else that statement. Where one version alone has a statement, the other's is the one that
-    it most likely replaced.
+    A statement that both versions have, in one function and as often, is no change by itself: two of them moved, and
+    where they are one, its value takes another way. Then it is the statements of the function that one version alone
+    has, if they are at most `_MOST_REROUTED`, else that statement. Where one version alone has a statement, the other's
+    is the one that it most likely replaced.
     """
     one, two = a.statement_of(found.a), b.statement_of(found.b)
-    in_a, in_b = a.beside(one, two), b.beside(two, one)
-    stand = [each is None or each.side.text in texts for each, texts in ((one, in_b), (two, in_a))]
+    near = found.around or (None, None)
+    here, there = a.beside(one, a.statement_of(near[0]), two), b.beside(two, b.statement_of(near[1]), one)
+    in_a, in_b = a.inside.get(here, {}), b.inside.get(there, {})
+    stand = [
+        line is None or 0 < own.often[place, line.side.text] <= other.often[elsewhere, line.side.text]
+        for line, own, place, other, elsewhere in ((one, a, here, b, there), (two, b, there, a, here))
+    ]
     alone = None in found[:2] and any(part.kind in STATEMENTS for part in found[:2] if part)
     if found.moved and one and two and one.side.text != two.side.text:  # a value, from one statement to another
         yield one, a.replaced_by(one, b, None)
@@ -248,7 +263,6 @@ def _statements_of(
         yield one, two
     elif not all(stand):
         one, two = (None if stays else each for each, stays in zip((one, two), stand, strict=True))
-        near = found.around or (None, None)
         yield one or (two and b.replaced_by(two, a, near[0])), two or (one and a.replaced_by(one, b, near[1]))
     elif one is not None and two is not None and one.side.text != two.side.text:
         yield in_a[two.side.text], two
@@ -274,7 +288,8 @@ def _add_change(changes: dict[object, Change], a: WrittenStatement | None, b: Wr
         file_a = a.file if a is not None and b is not None and a.file != b.file else ""
         moved = a is not None and b is not None and a.side.text == b.side.text
         unit: Literal["moved", "statement"] = "moved" if moved else "statement"
-        change = Change(side.file, side.scope, a and a.side, b and b.side, unit, side.line, file_a)
+        before = a.before if a else 0, b.before if b else 0
+        change = Change(side.file, side.scope, a and a.side, b and b.side, unit, side.line, file_a, before)
         changes.setdefault((change.file, file_a, change.a, change.b), change)
 
 
@@ -317,7 +332,8 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
     """Differences of all paired functions, classes and files, then effects of files that one version alone has.
 
     No difference are a name of a file that moved to another file with an equal value, one that one version alone binds
-    (what reads it differs, unless functions of both versions read it), and a parameter's added or removed default.
+    (what reads it differs, unless functions of both versions read it), one that a loop or `__main__` binds and no
+    function reads, and a parameter's added or removed default.
     Where effects do not differ, calls that are made another number of times are differences.
 
     Args:
@@ -331,9 +347,13 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
     new = (names[0] ^ names[1]) - (a.read_inside & b.read_inside)
 
     def effects_of(version: Version, place: Definition) -> list[Value]:
-        """Effects of a function or class; of a file, without names that moved or that are new."""
-        every = version.effects[place]
-        return [e for e in every if e.kind != "defines" or place[1] or (e.key not in common and e.parts[0] not in new)]
+        """Effects of a function or class; of a file, without names that moved, are new, or that nobody else reads."""
+        every, read = version.effects[place], a.read_inside | b.read_inside
+        if place[1]:
+            return every
+        named = [e for e in every if e.kind == "defines"]
+        quiet = {e.parts[0] for e in named if e.parts[0] not in read and _is_of_the_run(e.parts[1])} | new
+        return [e for e in every if e.kind != "defines" or (e.key not in common and e.parts[0] not in quiet)]
 
     for place, other in sorted(pairs.items()):
         calls = a.calls[other], b.calls[place]
@@ -352,6 +372,12 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
         alone = [place for place in version.nodes.keys() - matched if not place[1]]
         for effect in (each for place in alone for each in effects_of(version, place) if each.key not in common):
             yield Difference(effect, None) if version is a else Difference(None, effect)
+
+
+def _is_of_the_run(value: Value) -> bool:
+    """Whether a file's name has a value from a loop or from the block of `__main__`, so that nobody imports it."""
+    main = value.kind == "either" and any(getattr(part, "parts", ()) == ("__name__",) for part in value.parts[0].parts)
+    return main or value.kind == "after"
 
 
 def _is_added_default(one: Difference, a: ast.AST, b: ast.AST) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -57,6 +58,7 @@ class Change:
             `file`, where a version cannot be parsed or is not there.
         line: which line of the statement is meant: of b's version, or of a's where it was removed; 0 for its first.
         file_a: the file in a, where the statement stands in another one there.
+        before: how many characters of a's and of b's statement stand before what changed, on one line.
         pieces: where it does not run without others, as of a variable that was renamed, it and these.
     """
 
@@ -67,6 +69,7 @@ class Change:
     unit: Literal["statement", "moved", "file"] = "statement"
     line: int = 0
     file_a: str = ""
+    before: tuple[int, int] = (0, 0)
     pieces: tuple[Piece, ...] = ()
 
     @property
@@ -80,6 +83,14 @@ def changed_file(file: str, text_a: str | None, text_b: str | None) -> Change:
     """A change of unit `file`: of a file that Python cannot parse, or that one version lacks (its text is None)."""
     a, b = (None if text is None else Side(1, len(text.splitlines()), text) for text in (text_a, text_b))
     return Change(file, "", a, b, "file")
+
+
+_STRING_OR_COMMENT = re.compile(r"""("[^"\n]*"|'[^'\n]*')|#.*""")
+
+
+def code_on_one_line(text: str) -> str:
+    """Source text on one line, without comments."""
+    return " ".join(_STRING_OR_COMMENT.sub(lambda found: found[1] or "", text).split())
 
 
 def tree_of(text: str) -> ast.Module | None:

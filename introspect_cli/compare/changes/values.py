@@ -483,13 +483,13 @@ class Reader:
     def _on_for(self, node: ast.For | ast.AsyncFor | ast.While, env: Environment) -> None:
         """Read a loop: its variables, body and `else`; names that it binds become values of kind `after` in `env`.
 
-        Names bound before it that it binds again are of kind `carried` inside it. A loop that only fills an empty list
-        or dictionary becomes a comprehension bound to its name. Any other becomes an effect `loop`, unless it has no
-        effects and rebinds nothing.
+        Names bound before it that its body binds again are of kind `carried` inside it. A loop that only fills an empty
+        list or dictionary becomes a comprehension bound to its name. Any other becomes an effect `loop`, unless it has
+        no effects and rebinds nothing.
         """
         inner, times = dict(env), Counter[int]()
-        names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-        carried = [name for name in dict.fromkeys(names) if name in env]
+        own = _stored_names([] if isinstance(node, ast.While) else [node.target])
+        carried = [name for name in dict.fromkeys(_stored_names([node])) if name in env and name not in own]
         for name in carried:
             inner[name] = self.make("carried", env[name].node, env[name], times[env[name].key])
             times[env[name].key] += 1
@@ -613,6 +613,12 @@ class Reader:
         return [*self.effects, *(self.make("unused", call.node, call) for call in left)]
 
 
+def _stored_names(nodes: Iterable[ast.AST]) -> list[str]:
+    """Names that get a value anywhere in these nodes."""
+    every = (n for node in nodes for n in ast.walk(node))
+    return [n.id for n in every if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+
+
 def _returns(effect: Value) -> bool:
     """Whether an effect is a `return`, or a block that contains one."""
     inside = effect.parts if effect.kind in {"if", "loop", "try", "with", "handler", "list"} else ()
@@ -687,12 +693,18 @@ def _differing_parts(one: Value, two: Value, around: tuple[Value, Value] | None)
     if one.kind == two.kind == "list":
         return _replaced_parts(one.parts, two.parts, around)
     values = [[part for part in value.parts if isinstance(part, Value)] for value in (one, two)]
-    plain = [[part for part in value.parts if not isinstance(part, Value)] for value in (one, two)]
-    if one.kind != two.kind or plain[0] != plain[1] or len(values[0]) != len(values[1]):
+    if one.kind != two.kind or _names_of(one) != _names_of(two):
         return None
     differ = [(x, y, (one, two)) for x, y in zip(*values, strict=True) if x.key != y.key]
-    whole = two.key in one.inside or one.key in two.inside or (one.kind == "call" and differ[0][0] is one.parts[0])
+    called = (values[0][0], values[1][0]) if one.kind == "call" and differ[0][0] is one.parts[0] else None
+    other = called is not None and (called[0].kind, _names_of(called[0])) != (called[1].kind, _names_of(called[1]))
+    whole = two.key in one.inside or one.key in two.inside or other
     return None if whole and len(differ) > 1 else iter(differ)
+
+
+def _names_of(value: Value) -> list[Any]:
+    """Names, numbers and texts of a value in their places; None in those of values."""
+    return [None if isinstance(part, Value) else part for part in value.parts]
 
 
 def _paired_effects(one: Sequence[Value], two: Sequence[Value]) -> Iterator[tuple[Value | None, Value | None]]:

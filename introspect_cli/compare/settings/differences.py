@@ -52,17 +52,18 @@ _LONGEST = 80
 _AROUND = 20
 
 
-def on_one_line(one: Any, two: Any) -> tuple[str | None, str | None]:
+def on_one_line(one: Any, two: Any, before: tuple[int, int] = (0, 0)) -> tuple[str | None, str | None]:
     """Both values as text; None stays None.
 
-    If either is over `_LONGEST` characters, both begin a little before their first difference and end after `_LONGEST`.
+    If either is over `_LONGEST` characters, both begin a little before their first difference, or before what stands
+    after so many characters of each, and end after `_LONGEST`.
     """
     a, b = (None if value is None else f"{value:g}" if isinstance(value, float) else str(value) for value in (one, two))
-    if a is None or b is None:
-        start = 0
-    else:
-        start = max(begin_alike(a, b) - _AROUND, 0) if max(len(a), len(b)) > _LONGEST else 0
-    return _shortened(a, start), _shortened(b, start)
+    if a is None or b is None or max(len(a), len(b)) <= _LONGEST:
+        return _shortened(a, 0), _shortened(b, 0)
+    alike = begin_alike(a, b)
+    one, two = (max(max(each, alike) - _AROUND, 0) for each in before)
+    return _shortened(a, one), _shortened(b, two)
 
 
 def _shortened(text: str | None, start: int) -> str | None:
