@@ -4,7 +4,8 @@
     python benchmarks/gpu.py --only kernels host
     python benchmarks/gpu.py --dry-run             # every section on the CPU with tiny sizes: does this script work?
 
-Prints a table as it goes and writes gpu.json. Sections: correctness, kernels, host, overhead, memory, processes.
+Prints a table as it goes and writes gpu.json. Sections: correctness, kernels, host, counted, overhead,
+memory, processes.
 A section that fails is a line that says why, and the exit status is 1 if anything failed or the bits of a way differ.
 A missed target is a line too. With --dry-run, Triton's interpreter runs the kernels, and figures mean nothing.
 """
@@ -43,6 +44,7 @@ from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu.engine import DeviceEngine, DeviceRows, Devices, Item
+from introspect_cli.tensors.gpu.launch import Merging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -197,7 +199,8 @@ def correctness(place: Place) -> Iterator[Row]:
             there.append(Item(prepared, moved.data_ptr()))
             wanted.append((moved, got[0].copy()))
     engine.launch_tables([(slot, [item]) for slot, item in enumerate(there)])
-    got = rows.hand_over().rows()
+    got = r.empty(len(there))
+    rows.hand_over().fill(got)
     others = sum(row.tobytes() != alone.tobytes() for row, (_, alone) in zip(got, wanted, strict=True))
     yield Row(
         "tensors whose row is right",
@@ -295,6 +298,29 @@ def host(place: Place) -> Iterator[Row]:
             place.wait()
         yield bounded(f"a launch, {name}", best * 1e6, "us", most=10.0)
         yield Row(f"a tensor of a table of 500, {name}", together * 1e6, "us")
+
+
+def counted(_place: Place) -> Iterator[Row]:
+    """Launches and bytes of a captured step in full and of a lean one, on a made-up GPU: the same wherever it runs."""
+    from made_gpu import made_gpu
+
+    step = workloads.WORKLOADS["gpt d=128"]()
+    with made_gpu() as launches, tempfile.TemporaryDirectory() as scratch:
+        run = Path(scratch) / "run"
+        with measuring.captured(CaptureOptions(), run):
+            for number in range(12):
+                launches.launched.clear()
+                launches.read.clear()
+                step()
+                if number in (9, 11):
+                    name = "in full" if number == 9 else "lean"
+                    merged = sum(isinstance(kernel, Merging) for kernel, _, _ in launches.launched)
+                    distinct = dict(one[:2] for one in launches.read)
+                    yield Row(f"GPT d=128, a step {name}: launches", len(launches.launched))
+                    yield Row(f"GPT d=128, a step {name}: of these, to add up rows of programs", merged)
+                    yield Row(f"GPT d=128, a step {name}: tensors read", len(launches.read))
+                    yield Row(f"GPT d=128, a step {name}: read", sum(one[1] for one in launches.read) / 1e6, "MB")
+                    yield Row(f"GPT d=128, a step {name}: of addresses that differ", sum(distinct.values()) / 1e6, "MB")
 
 
 def captured(options: CaptureOptions, directory: Path, step: Callable[[], None], count: int, place: Place) -> float:
@@ -416,6 +442,7 @@ SECTIONS: dict[str, Callable[[Place], Iterator[Row]]] = {
     "correctness": correctness,
     "kernels": kernels,
     "host": host,
+    "counted": counted,
     "overhead": overhead,
     "memory": memory,
     "processes": processes,

@@ -89,11 +89,8 @@ def captured(options: CaptureOptions, directory: Path) -> Iterator[None]:
     """A capture of what is trained meanwhile in this process, into a directory."""
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.session import Session
-    from introspect_cli.script.ending import Ending
 
-    session = Session(None, CaptureOptions(**{**vars(options), "output": directory, "force": True, "quiet": True}))
-    session.attach()
-    try:
+    options = CaptureOptions(**{**vars(options), "output": directory, "force": True, "quiet": True})
+    with Session(None, options) as session:
+        session.start()
         yield
-    finally:
-        session.finish(Ending(0, "returned"))

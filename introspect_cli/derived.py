@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from introspect_cli.statistics import DERIVED_STATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-Array = NDArray[Any]
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
 
 
 def _infs(c: Mapping[str, Array]) -> Array:

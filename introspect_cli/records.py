@@ -80,7 +80,7 @@ class Kind(str, Enum):
 
 
 KIND_CODES = {kind.value: code for code, kind in enumerate(Kind)}
-"""The small integer that stands for each kind in arrays, and in the totals of a store: a new kind goes to the end."""
+"""The small integer that stands for each kind in arrays."""
 
 GRADIENT_OF = {Kind.INPUT: Kind.GRAD_INPUT, Kind.OUTPUT: Kind.GRAD_OUTPUT}
 """Kind of the gradient, by kind of the value."""

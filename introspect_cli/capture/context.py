@@ -1,31 +1,24 @@
-"""What all probes share: names, the recorder, the clock, the stack of calls, and what was drawn at random."""
+"""What all probes share: names, the recorder, the clock, and the stack of calls."""
 
 from __future__ import annotations
 
 import functools
-import random
 import sys
 import threading
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
-from introspect_cli.capture.frames import instances_in, line_of, script_frames
+from introspect_cli.capture.frames import line_of
 from introspect_cli.capture.naming import NameFilter, Names
 from introspect_cli.capture.ranks.flat import FlatParts
 from introspect_cli.capture.ranks.sharing import DataParallel, Pipelines
 from introspect_cli.capture.recording.keeping import StepPolicy
 from introspect_cli.capture.recording.recorder import Recorder
 from introspect_cli.capture.steps import StepClock
-from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, SiteInfo
-from introspect_cli.tensors.generators import NEVER, Generators
+from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.summarizer import Summarizer
-from introspect_cli.tensors.views import unobserved
-from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from introspect_cli.capture.capture import Capture
     from introspect_cli.capture.naming import ModuleState, Named
@@ -34,157 +27,6 @@ if TYPE_CHECKING:
 
 Probe = TypeVar("Probe")
 
-
-# ---
-# Who draws random numbers, and from which state.
-#
-# The state at the start of a step says nothing of a module in the middle of it: one more draw before it, or two
-# modules that run in another order, give it other numbers. So at the moments at which something is recorded anyway (a
-# module is called, a module returns, a batch was drawn, a backward pass begins) the generators are looked at. Where
-# one has moved, the state before is recorded: under the module, where its own code drew; under what comes next, where
-# what ran between two such moments drew.
-#
-# Nobody can see what draws from generators that a script makes itself without slowing every draw. But what they hold
-# when the first step begins tells whether two runs seeded them alike and drew equally often: so that is kept, by
-# variable.
-
-UNTOUCHED = "not drawn from nor seeded since the process began"
-
-
-class Draws:
-    """Records the states of random generators that have moved."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        """Start without a look at any generator; `begin` looks at them."""
-        self._recorder = recorder
-        self._generators = Generators()
-        self.untouched: set[str] = set()
-        """Generators that are as the process found them: their states mean nothing."""
-        self._thread = 0
-        self._shared = False
-        self.moved = self._generators.moved
-        """Whether any generator has moved since it was last looked at; asked twice for every call of a module."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether so far every draw from a default generator was noticed, each in the thread that began the step.
-
-        False where a generator in use is not watched.
-        """
-        return self._generators.is_complete and not self._shared
-
-    def begin(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
-        """Note the generators' present states as a step begins: `note` records what moves from now on.
-
-        Also empties `untouched`, and makes this thread the one in which draws can be assigned to calls (`complete`).
-
-        Args:
-            devices: name and generator of each accelerator in use.
-        """
-        self._generators.watch(devices)
-        self.untouched.clear()
-        self._thread = threading.get_ident()
-        self.moved = self._generators.moved
-
-    def note(self, phase: Phase, fqn: str, call: int, *, before: bool = False) -> None:
-        """For each default generator that has moved since the last look, record the state it had then.
-
-        The site's path is the generator's name, with `DRAWN_BEFORE` after it if `before`. Of a generator in
-        `untouched` the text `UNTOUCHED` is recorded instead, and it is taken out of `untouched`. In another thread than
-        the one that began the step, `complete` becomes False, even where no generator has moved.
-
-        Args:
-            phase: of the call below.
-            fqn: name of the module, loader or loss whose call it is.
-            call: number of that call in the step.
-            before: True if the call begins now, so that what ran before it drew; False if it has ended and drew itself.
-        """
-        if threading.get_ident() != self._thread:
-            self._shared = True  # two threads draw in turns: nobody can say which of them it was
-        for name, state in self._generators.take_moved():
-            site = self._recorder.site(Site(phase, Kind.RNG, fqn, call, name + DRAWN_BEFORE * before))
-            if name in self.untouched:
-                self.untouched.discard(name)
-                self._recorder.emit(site, UNTOUCHED)
-                continue
-            with unobserved():
-                words = torch.frombuffer(bytearray(state.to_bytes(8, "little")), dtype=torch.uint8)
-                self._recorder.emit(site, words)
-
-    def stop(self) -> None:
-        """Look no more: `moved()` is False from here on."""
-        self.moved = NEVER
-
-
-MAX_GENERATORS = 100
-
-
-def script_generators() -> dict[str, Any]:
-    """At most 100 CPU generators of torch, python and numpy in the script's variables, each once, by its first name.
-
-    Generators one level inside a variable (an item, an attribute) are found, too. Their keys are class and variable:
-    `torch.Generator g`. torch's default generator and subclasses of `random.Random` are left out.
-    """
-    numpy: Any = sys.modules.get("numpy.random")
-    kinds = (torch.Generator, random.Random, *((numpy.Generator, numpy.RandomState) if numpy is not None else ()))
-    made: dict[str, Any] = {}
-    seen = {id(torch.default_generator)}
-    for name, value in instances_in(kinds, script_frames()):
-        if id(value) not in seen and len(made) < MAX_GENERATORS and state_word(value):
-            seen.add(id(value))
-            home = type(value).__module__.partition(".")[0]
-            package = "numpy.random" if home == "numpy" else home
-            made[f"{package}.{type(value).__name__} {clean(name, 80).replace(' ', '_')}"] = value
-    return made
-
-
-def generator_words(name: str, generator: Any) -> str:
-    """Line for the document `settings/beginning`: class, seed (`-` for none), state and variable.
-
-    As in `torch.Generator 11 d46858fc895baa5f g`.
-
-    Args:
-        name: class and variable, as in `script_generators`.
-        generator: of torch, python or numpy, on the CPU.
-    """
-    label, _, variable = name.partition(" ")
-    with unobserved():
-        seed = str(generator.initial_seed()) if isinstance(generator, torch.Generator) else "-"
-    return f"{label} {seed} {state_word(generator)} {variable}"
-
-
-def state_of(generator: object) -> int:
-    """State of a CPU `torch.Generator` as a digest of 64 bits; 0 for any other object."""
-    return int(state_word(generator) or "0", 16) if isinstance(generator, torch.Generator) else 0
-
-
-def state_word(value: Any) -> str:
-    """Digest of a torch, python or numpy generator's state, 16 hex digits.
-
-    "" for any other object, for generators of torch off the CPU, and for subclasses of `random.Random`.
-    """
-    if isinstance(value, torch.Generator):
-        if value.device.type != "cpu":
-            return ""
-        with unobserved():
-            return _digest(bytes(value.get_state().tolist()))  # inside a transform of `torch.func` it has no memory
-    if type(value) is random.Random:
-        _, words, spare = value.getstate()
-        return _digest(f"{hash(words)} {spare}".encode())  # of numbers, so it is the same in every process
-    if type(value).__module__.startswith("numpy."):
-        kept = value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state(legacy=False)
-        words = kept["state"].pop("key", b"")
-        return _digest(f"{kept}".encode() + bytes(words))
-    return ""
-
-
-def _digest(data: bytes) -> str:
-    """64-bit BLAKE2b digest, 16 hex digits."""
-    return blake2b(data, digest_size=8).hexdigest()
-
-
-# ---
-# What the probes of one capture share: what the run is, and the clock of its steps.
 
 _info = functools.lru_cache(maxsize=4096)(SiteInfo)  # one object for all sites of a class that one line calls
 _ELSEWHERE = frozenset({Phase.START, Phase.BACKWARD})
@@ -230,7 +72,7 @@ class Context:
         names: of modules and parameters.
         policy: which steps are wanted, and kept.
         recorder: takes the records.
-        draws: who draws random numbers.
+        draws: the probe that notes who draws random numbers.
         parts: pieces of parameters that lie in flat tensors.
         data_parallel: the ranks that share the work by samples.
         pipelines: the stages that this process runs.
@@ -244,6 +86,8 @@ class Context:
         unseen: by module and phase, the methods that ran unseen; "" where a gradient alone says that something did.
         notes: sentences for the person.
     """
+
+    draws: Any
 
     def __init__(self, capture: Capture, store_lost: Callable[[StoreError], None], box: BlackBox | None) -> None:
         """Build what the probes share and a clock at step 0; nothing is watched.
@@ -267,7 +111,6 @@ class Context:
         self.names = names = Names(NameFilter(options))
         self.policy = StepPolicy(capture, self.rank, box)
         self.recorder = recorder = Recorder(capture, self.summarizer, self.rank, self.policy, store_lost)
-        self.draws = Draws(recorder)
         self.stacks = Stacks()
         self.parts = FlatParts(names, self.guard.note)
         self.data_parallel = DataParallel()

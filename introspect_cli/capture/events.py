@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from torch.utils.hooks import RemovableHandle
-
     from introspect_cli.capture.guard import Guarded
 
     Handler = Callable[["Call"], Callable[[Any], None] | None]
@@ -33,6 +31,7 @@ class Treatment(Enum):
     """What is done to an attribute."""
 
     WATCH = "it is called between two guarded sections: the method is given the call, what that returns the result"
+    AFTER = "as `WATCH`, but the method is given call and result together, afterwards"
     REPLACE = "it is replaced by what the method makes of it"
     HOOK = "it registers hooks; the method is one, guarded"
 
@@ -42,20 +41,20 @@ class Event(NamedTuple):
 
     Attributes:
         section: which rows are put in place together: the name of a probe, or of a part of one.
-        home: the module, and after a colon the class; a row whose home is not there is passed over.
-        names: the attributes; with a star at its end, all that begin so.
+        homes: modules, each with a class after a colon; what is not there is passed over.
+        names: the attributes, of any of them; with a star at its end, all that begin so.
         method: of the probe, by a dotted path.
         why: what is lost without it.
         treatment: what is done.
         compilers: whether a compiler that traces the call is to see the original alone.
         group: rows of one group hear only of calls that are not made inside another of the group; "" for none.
         raised: whether what the method returned is given `RAISED` where the original raised.
-        late: whether it is put in place when the script imports its module, if that is not there yet.
+        late: whether it is put in place when the script imports a module, if that is not there yet.
     """
 
     section: str
-    home: str
-    names: tuple[str, ...]
+    homes: str
+    names: str
     method: str
     why: str
     treatment: Treatment = Treatment.WATCH
@@ -101,99 +100,86 @@ DRAWS = "draws"
 """Group of the functions that seed generators and draw from them."""
 _MISSING = object()
 _INITIALISERS = (
-    "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_",
-    "orthogonal_", "sparse_",
-)  # fmt: skip
-_DRAWING = ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
+    "uniform_ normal_ trunc_normal_ xavier_uniform_ xavier_normal_ kaiming_uniform_ kaiming_normal_ orthogonal_ sparse_"
+)
+_DRAWING = "uniform_ normal_ random_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_"
 """Methods of tensors that draw."""
-_METHODS = ("all*", "_allgather*", "broadcast*", "gather*", "recv*", "reduce*", "_reduce_scatter*", "scatter*")
+_METHODS = "all* _allgather* broadcast* gather* recv* reduce* _reduce_scatter* scatter*"
 """A group's methods that give a handle of results; each version of torch has others."""
 FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 """Beginnings of torch's functional collectives, whose endings differ between versions."""
 FUNCTIONALS = "functional collectives"
 """Group of the functions that end in operators, inside of which these are not recorded again."""
+_OPTIMIZER, _MODULE, _DATA, _SCHEDULER = (
+    "torch.optim.optimizer", "torch.nn.modules.module", "torch.utils.data", "torch.optim.lr_scheduler",
+)  # fmt: skip
 
 EVENTS = (
-    Event("interpreter", "traceback", ("walk_tb", "_walk_tb_with_full_positions"), "walker_of_tracebacks", "the script "
+    Event("interpreter", "traceback", "walk_tb _walk_tb_with_full_positions", "walker_of_tracebacks", "the script "
           "sees our frames in what it prints", Treatment.REPLACE),
-    Event("interpreter", "traceback", ("walk_stack",), "walker_of_stacks", "as above", Treatment.REPLACE),
-    Event("interpreter", "signal", ("signal",), "setter", "a handler raises in a capture's code", Treatment.REPLACE),
-    Event("interpreter", "signal", ("getsignal",), "getter", "the script sees our handlers", Treatment.REPLACE),
-    Event("files", "builtins", ("open",), "opener", "files that the script reads", Treatment.REPLACE),
-    Event("files", "io", ("open",), "opener", "as above", Treatment.REPLACE),
-    Event("files", "pyarrow", ("memory_map",), "watch_library_read", "files that libraries open in C", late=True),
-    Event("files", "pyarrow.parquet:ParquetFile", ("__init__",), "watch_library_read", "as above", late=True),
-    Event("files", "pyarrow.parquet:ParquetDataset", ("__init__",), "watch_library_read", "as above", late=True),
-    Event("files", "h5py:File", ("__init__",), "watch_library_read", "as above", late=True),
-    Event("files", "safetensors.torch", ("load_file",), "watch_library_read", "as above", late=True),
-    Event("children", "multiprocessing.process:BaseProcess", ("start",), "_watch_start", "that children train unseen"),
-    Event("spawned", "torch.multiprocessing.spawn", ("start_processes",), "_watch_spawn", "ranks are one run",
-          raised=True),
-    Event("spawned", "torch.multiprocessing", ("start_processes",), "_watch_spawn", "as above", raised=True),
-    Event("beginning", "torch", ("load",), "_note_read_file", "that a run goes on from a checkpoint"),
+    Event("interpreter", "traceback", "walk_stack", "walker_of_stacks", "as above", Treatment.REPLACE),
+    Event("interpreter", "signal", "signal", "setter", "a handler raises in a capture's code", Treatment.REPLACE),
+    Event("interpreter", "signal", "getsignal", "getter", "the script sees our handlers", Treatment.REPLACE),
+    Event("files", "builtins io", "open", "opener", "files that the script reads", Treatment.REPLACE),
+    Event("files", "pyarrow safetensors.torch", "memory_map load_file", "watch_library_read", "files that libraries "
+          "open in C", late=True),
+    Event("files", "pyarrow.parquet:ParquetFile pyarrow.parquet:ParquetDataset h5py:File", "__init__",
+          "watch_library_read", "as above", late=True),
+    Event("children", "multiprocessing.process:BaseProcess", "start", "_watch_start", "that children train unseen"),
+    Event("spawned", "torch.multiprocessing.spawn torch.multiprocessing", "start_processes", "_watch_spawn", "ranks "
+          "are one run", raised=True),
+    Event("beginning", "torch", "load", "_note_read_file", "that a run goes on from a checkpoint"),
     Event("early draws", "torch.nn.init", _INITIALISERS, "_watch_fill", "which parameter is initialised otherwise",
           group=DRAWS, raised=True),
-    Event("early draws", "torch.nn.modules.module", ("register_module_parameter_registration_hook",),
-          "_note_registration", "at which line something else has drawn", Treatment.HOOK),
-    Event("early draws", "random:Random", ("seed",), "_watch_new_generator", "seeds of the script's own "
-          "generators", group=DRAWS),
-    Event("early draws", "numpy.random", ("default_rng",), "_watch_new_generator", "as above", group=DRAWS),
+    Event("early draws", _MODULE, "register_module_parameter_registration_hook", "_note_registration", "at which line "
+          "something else has drawn", Treatment.HOOK),
+    Event("early draws", "random:Random", "seed", "_note_new_generator", "seeds of the script's own generators",
+          Treatment.AFTER, group=DRAWS),
+    Event("early draws", "numpy.random", "default_rng", "_note_new_generator", "as above", Treatment.AFTER,
+          group=DRAWS),
     Event("early draws", "torch:Tensor", _DRAWING, "_watch_fill", "as of initialisers", compilers=True, group=DRAWS,
           raised=True),
-    *(
-        Event("seedings", home, names, "_watch_setting", "that a state was set, not drawn from", group=DRAWS,
-              raised=True)
-        for home, names in (
-            ("torch", ("manual_seed", "set_rng_state")),
-            ("torch.random", ("manual_seed", "set_rng_state")),
-            ("torch.cuda", ("manual_seed", "manual_seed_all", "set_rng_state")),
-            ("random", ("seed", "setstate")),
-            ("numpy.random", ("seed", "set_state")),
-        )
-    ),
-    Event("state", "torch.nn.utils.stateless", ("_functional_call",), "_watch_swap", "with which parameters a model "
-          "runs", compilers=True, raised=True),
-    Event("built", "torch.utils.data:DataLoader", ("__init__",), "_watch_constructor", "where loaders are made"),
-    Event("built", "torch.optim.lr_scheduler:LRScheduler", ("__init__",), "_watch_constructor", "settings of "
-          "schedulers"),
-    Event("built", "torch.optim.lr_scheduler:ReduceLROnPlateau", ("__init__",), "_watch_constructor", "as above"),
-    Event("built", "torch.optim.lr_scheduler:SequentialLR", ("__init__",), "_watch_constructor", "as above"),
-    Event("built", "torch.optim.lr_scheduler:ChainedScheduler", ("__init__",), "_watch_constructor", "as above"),
-    Event("built", "torch.amp:GradScaler", ("__init__",), "_watch_constructor", "settings of scalers"),
-    Event("built", "torch:autocast", ("__enter__",), "_watch_autocast", "in which dtypes autocast computes"),
-    Event("data", "torch.utils.data:DataLoader", ("__iter__",), "_watch_iter", "which loader a batch is of"),
-    Event("batches", "torch.utils.data.dataloader:_BaseDataLoaderIter", ("__next__",), "_watch_next", "batches"),
-    Event("loss", "torch.autograd", ("backward", "grad"), "_watch_backward", "losses, and that something is trained",
+    Event("seedings", "torch torch.random torch.cuda", "manual_seed manual_seed_all set_rng_state", "_watch_setting",
+          "that a state was set, not drawn from", group=DRAWS, raised=True),
+    Event("seedings", "random numpy.random", "seed setstate set_state", "_watch_setting", "as above", group=DRAWS,
+          raised=True),
+    Event("state", "torch.nn.utils.stateless", "_functional_call", "_watch_swap", "with which parameters a model runs",
+          compilers=True, raised=True),
+    Event("built", f"{_DATA}:DataLoader {_SCHEDULER}:LRScheduler {_SCHEDULER}:ReduceLROnPlateau "
+          f"{_SCHEDULER}:SequentialLR {_SCHEDULER}:ChainedScheduler torch.amp:GradScaler", "__init__", "_note_object",
+          "settings, and where it is made", Treatment.AFTER),
+    Event("built", "torch:autocast", "__enter__", "_note_autocast", "in which dtypes autocast computes",
+          Treatment.AFTER),
+    Event("data", f"{_DATA}:DataLoader", "__iter__", "_note_iterator", "which loader a batch is of", Treatment.AFTER),
+    Event("batches", f"{_DATA}.dataloader:_BaseDataLoaderIter", "__next__", "_watch_next", "batches"),
+    Event("loss", "torch.autograd", "backward grad", "_watch_backward", "losses, and that something is trained",
           compilers=True),
-    Event("products", "torch", ("save",), "_watch_save", "what the script saves", group="saves", raised=True),
-    Event("products", "torch.serialization", ("save",), "_watch_save", "as above", group="saves", raised=True),
-    Event("products", "safetensors.torch", ("save_file",), "_watch_save", "as above", group="saves", raised=True,
+    Event("products", "torch torch.serialization", "save", "_record_saved", "what the script saves", Treatment.AFTER,
+          group="saves"),
+    Event("products", "safetensors.torch", "save_file", "_record_saved", "as above", Treatment.AFTER, group="saves",
           late=True),
-    Event("optimizers", "torch.optim.optimizer", ("register_optimizer_step_pre_hook",), "_before_step", "gradients, "
-          "and the ends of steps", Treatment.HOOK, compilers=True),
-    Event("optimizers", "torch.optim.optimizer", ("register_optimizer_step_post_hook",), "_after_step", "as above",
-          Treatment.HOOK, compilers=True),
-    Event("optimizers", "torch.optim.optimizer:Optimizer", ("__init__",), "_note_new_optimizer", "that steps end with "
-          "optimizers'"),
-    Event("optimizers", "torch.amp:GradScaler", ("step",), "_watch_scaler_step", "steps that are skipped for "
-          "infinities"),
-    Event("operators", "torch.optim.optimizer", ("register_optimizer_step_pre_hook",), "_leave_for_optimizer", "that "
-          "operators of an optimizer's step are left out", Treatment.HOOK),
-    Event("operators", "torch.optim.optimizer", ("register_optimizer_step_post_hook",), "_return_after_optimizer",
-          "as above", Treatment.HOOK),
-    Event("compile", "torch", ("compile",), "stand_in_for_compile", "what a compiled region runs", Treatment.REPLACE),
-    Event("modules", "torch.nn:Module", ("__call__",), "stand_in_for_call", "inputs and outputs of modules",
+    Event("optimizers", _OPTIMIZER, "register_optimizer_step_pre_hook", "_before_step", "gradients, and the ends of "
+          "steps", Treatment.HOOK, compilers=True),
+    Event("optimizers", _OPTIMIZER, "register_optimizer_step_post_hook", "_after_step", "as above", Treatment.HOOK,
+          compilers=True),
+    Event("optimizers", f"{_OPTIMIZER}:Optimizer", "__init__", "_note_new_optimizer", "that steps end with "
+          "optimizers'", Treatment.AFTER),
+    Event("optimizers", "torch.amp:GradScaler", "step", "_watch_scaler_step", "steps that are skipped for infinities"),
+    Event("optimizers", "deepspeed:DeepSpeedEngine", "step", "_watch_engine_step", "that groups which step in turn "
+          "are one step", raised=True, late=True),
+    Event("compile", "torch", "compile", "stand_in_for_compile", "what a compiled region runs", Treatment.REPLACE),
+    Event("modules", "torch.nn:Module", "__call__", "stand_in_for_call", "inputs and outputs of modules",
           Treatment.REPLACE),
-    Event("modules", "torch.nn:Module", ("__init_subclass__",), "subclassing", "modules that are called "
-          "past `nn.Module.__call__`", Treatment.REPLACE),
-    Event("modules", "torch.nn.modules.module", ("register_module_module_registration_hook",), "_names.note_child",
-          "names by path", Treatment.HOOK),
-    Event("modules", "torch.nn.modules.module", ("register_module_parameter_registration_hook",),
-          "_names.note_parameter", "names of parameters whose model was not called", Treatment.HOOK),
-    Event("collectives", "torch.distributed.distributed_c10d:Work", ("wait",), "_watch_wait", "results of collectives"),
+    Event("modules", "torch.nn:Module", "__init_subclass__", "subclassing", "modules that are called past "
+          "`nn.Module.__call__`", Treatment.REPLACE),
+    Event("modules", _MODULE, "register_module_module_registration_hook", "_names.note_child", "names by path",
+          Treatment.HOOK),
+    Event("modules", _MODULE, "register_module_parameter_registration_hook", "_names.note_parameter", "names of "
+          "parameters whose model was not called", Treatment.HOOK),
+    Event("collectives", "torch.distributed.distributed_c10d:Work", "wait", "_watch_wait", "results of collectives"),
     Event("collectives", "torch.distributed:ProcessGroup", _METHODS, "_watch_method", "which handle has which results",
           raised=True),
-    Event("collectives", "torch.distributed._functional_collectives", tuple(f"{word}*" for word in FUNCTIONAL),
+    Event("collectives", "torch.distributed._functional_collectives", " ".join(f"{word}*" for word in FUNCTIONAL),
           "_watch_functional", "collectives of DTensor", compilers=True, group=FUNCTIONALS, raised=True),
 )  # fmt: skip
 """What is watched from when to when, and why. Kernels of collectives and taps are put in place
@@ -201,18 +187,20 @@ by their probes: they are as many as torch has operators and the script has comp
 
 
 class Patches:
-    """Attributes that are replaced and hooks that are registered, to be taken out again."""
+    """Attributes that are replaced, hooks that are registered, and whatever else is to be taken out again."""
 
     def __init__(self) -> None:
-        """Start with nothing replaced."""
-        self._replaced: list[tuple[Any, str, object, object]] = []
-        self._hooks: list[RemovableHandle] = []
-        self._imports: list[ImportWatch] = []
+        """Start with nothing put in place."""
+        self._undo: list[Callable[[], object]] = []
 
     @property
     def are_put(self) -> bool:
-        """Whether anything is replaced or hooked now."""
-        return bool(self._replaced or self._hooks)
+        """Whether anything is in place now."""
+        return bool(self._undo)
+
+    def undo_by(self, *undo: Callable[[], object]) -> None:
+        """Have functions called by `remove`, each once or, where it was interrupted, twice."""
+        self._undo += undo
 
     def put(self, section: str, probe: Any, guarded: Guarded) -> None:
         """Put all rows of a section in place; a missing module, class or attribute is passed over.
@@ -224,21 +212,23 @@ class Patches:
             probe: has the methods that rows name.
             guarded: around them; where it is off, watched functions and hooks do only what the original does.
         """
-        for event in EVENTS:
-            put = functools.partial(self._put, event, probe, guarded)
-            if event.section == section and event.late:
-                self._imports.append(ImportWatch({event.home.partition(":")[0]: put}))
-                self._imports[-1].install()
-            elif event.section == section:
+        rows = [event for event in EVENTS if event.section == section]
+        for event, home in ((row, home) for row in rows for home in row.homes.split()):
+            module, put = home.partition(":")[0], functools.partial(self._put, event, home, probe, guarded)
+            if event.late and module not in sys.modules:
+                watch = ImportWatch({module: put})
+                self.undo_by(watch.remove)
+                watch.install()
+            else:
                 put()
 
-    def _put(self, event: Event, probe: Any, guarded: Guarded) -> None:
-        """Replace, hook or watch the attributes of one row as it says."""
-        module, _, kind = event.home.partition(":")
+    def _put(self, event: Event, home: str, probe: Any, guarded: Guarded) -> None:
+        """Replace, hook or watch the attributes of one row in one of its homes as it says."""
+        module, _, kind = home.partition(":")
         with guarded:
             owner = sys.modules.get(module)
             owner = getattr(owner, kind, None) if kind else owner
-            names = () if owner is None else (name for glob in event.names for name in _names(owner, glob))
+            names = () if owner is None else (name for glob in event.names.split() for name in _names(owner, glob))
             for name in names:
                 if not (name in vars(owner) if name == "__init__" else hasattr(owner, name)):
                     continue
@@ -246,22 +236,20 @@ class Patches:
                 if event.treatment is Treatment.REPLACE:
                     self.replace(owner, name, method(original))
                 elif event.treatment is Treatment.HOOK:
-                    self.hold(original(_hook(method, guarded, compilers=event.compilers)))
+                    self.undo_by(original(_hook(method, guarded, compilers=event.compilers)).remove)
                 else:
-                    self.watch(owner, name, guarded, method, event)
+                    if event.treatment is Treatment.AFTER:
+                        method = functools.partial(functools.partial, method)
+                    self.watch(owner, name, f"{home.replace(':', '.')}.{name}", guarded, method, event)
 
     def replace(self, owner: Any, name: str, replacement: object) -> None:
         """Set an attribute until `remove`; `warnings` do not count frames of a function that is put there."""
         if isinstance(replacement, FunctionType):
             uncounted(replacement)
-        self._replaced.append((owner, name, replacement, vars(owner).get(name, _MISSING)))
+        self.undo_by(functools.partial(_restore, owner, name, replacement, vars(owner).get(name, _MISSING)))
         setattr(owner, name, replacement)
 
-    def hold(self, *hooks: RemovableHandle) -> None:
-        """Keep handles of torch hooks; `remove` removes them."""
-        self._hooks += hooks
-
-    def watch(self, owner: Any, name: str, guarded: Guarded, handler: Handler, event: Event) -> None:
+    def watch(self, owner: Any, name: str, function: str, guarded: Guarded, handler: Handler, event: Event) -> None:
         """Replace a function by one that calls it between two guarded sections, with the same arguments.
 
         Only the original runs while the probe is off, while a call of the same group is under way, and, for events with
@@ -270,13 +258,14 @@ class Patches:
         Args:
             owner: the class or module that has it.
             name: the attribute.
+            function: what the handler is told that it is called.
             guarded: of the probe.
             handler: is given the call; what it returns, if not None, is called with the result, or with `RAISED` where
                 the original raised and the event asks for that.
-            event: of which `home`, `compilers`, `group` and `raised` are asked.
+            event: of which `compilers`, `group` and `raised` are asked.
         """
         original = getattr(owner, name)
-        home, group, inside = event.home.replace(":", "."), event.group, guarded.inside
+        group, inside = event.group, guarded.inside
         is_traced = sys.modules["torch"].compiler.is_compiling if event.compilers else _never
 
         @functools.wraps(original)
@@ -285,7 +274,7 @@ class Patches:
             leaving: Callable[[Any], None] | None = None
             if not is_traced() and guarded.on and group not in inside:
                 with guarded:
-                    leaving = handler(Call(f"{home}.{name}", args, kwargs, sys._getframe(1)))  # noqa: SLF001 - as python documents it
+                    leaving = handler(Call(function, args, kwargs, sys._getframe(1)))  # noqa: SLF001 - as python documents it
             if leaving is None:
                 return original(*args, **kwargs)
             if group:
@@ -307,23 +296,22 @@ class Patches:
         self.replace(owner, name, watched)
 
     def remove(self) -> None:
-        """Restore the attributes, the last replaced first, and remove the hooks.
+        """Take out all that was put in place, the last first."""
+        while self._undo:
+            self._undo[-1]()
+            self._undo.pop()  # after it: whatever comes in between, none is left behind
 
-        An attribute that the script has replaced since stays: its replacement may call introspect's function, which
-        does only what the original does once its probe is off.
-        """
-        while self._imports:
-            self._imports.pop().remove()
-        while self._hooks:
-            self._hooks[-1].remove()
-            self._hooks.pop()  # after it: whatever comes in between, none is left behind
-        while self._replaced:
-            owner, name, replacement, original = self._replaced[-1]
-            if vars(owner).get(name) is replacement and original is _MISSING:
-                delattr(owner, name)
-            elif vars(owner).get(name) is replacement:
-                setattr(owner, name, original)
-            self._replaced.pop()
+
+def _restore(owner: Any, name: str, replacement: object, original: object) -> None:
+    """Put an attribute back.
+
+    One that the script has replaced since stays: its replacement may call introspect's function, which does only what
+    the original does once its probe is off.
+    """
+    if vars(owner).get(name) is replacement and original is _MISSING:
+        delattr(owner, name)
+    elif vars(owner).get(name) is replacement:
+        setattr(owner, name, original)
 
 
 def _names(owner: Any, glob: str) -> list[str]:

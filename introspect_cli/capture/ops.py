@@ -5,10 +5,9 @@ from __future__ import annotations
 import fnmatch
 import functools
 import sys
-import threading
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,10 +19,11 @@ from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.views import memory_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from types import FrameType
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.probes.base import Args, Kwargs
 
 
 # ---
@@ -126,20 +126,6 @@ _NAMED = frozenset({torch.dtype, torch.device, torch.layout, torch.memory_format
 _MOST_ITEMS = 8
 
 
-def plain_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[str, Any]:
-    """An operator's arguments by name, as `_plain_value` gives them, with defaults of those that were not given.
-
-    Arguments for which that is None are left out. Of a higher-order operator, those by keyword alone.
-    """
-    schema = getattr(func, "_schema", None)
-    arguments = () if schema is None else schema.arguments
-    # what is left at its default is not handed on
-    given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
-    given |= zip((argument.name for argument in arguments), args, strict=False)
-    plain = {name: _plain_value(value) for name, value in (given | (kwargs or {})).items()}
-    return {name: value for name, value in plain.items() if value is not None}
-
-
 def _plain_value(value: Any) -> Any:
     """A value as plain data: a boolean, number or text as it is, a dtype, device, layout or memory format as its text.
 
@@ -164,32 +150,58 @@ FLOATS = frozenset({dtype for dtype in vars(torch).values() if isinstance(dtype,
 }  # fmt: skip
 
 
-def outputs(
-    facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Path and tensor of each result, then of each argument that the operator writes to and does not return.
+class Run(NamedTuple):
+    """An operator that has run.
 
-    A result's path is where it sits in `result` (""; `[0]`), an argument's its name (`['out']`).
+    Attributes:
+        func: an overload, or a higher-order operator.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        result: what it returned.
     """
-    yield from tensors("", result)
-    for position, name in facts.written:
-        value = args[position] if 0 <= position < len(args) else (kwargs or {}).get(name)
-        yield from tensors(f"[{name!r}]", value)
 
+    func: Any
+    args: Args
+    kwargs: Kwargs
+    result: Any
 
-def arguments_of_element(args: tuple[Any, ...], path: str) -> tuple[Any, ...]:
-    """Arguments that one element of a `_foreach_` operator's result is computed from.
+    def outputs(self, facts: OpFacts) -> Iterator[tuple[str, torch.Tensor]]:
+        """Path and tensor of each result, then of each argument that the operator writes to and does not return.
 
-    Args:
-        args: the operator's arguments; of each list or tuple the item at the element's place is taken, None if it is
-            shorter.
-        path: the path of the element's result, which ends with its place: `[3]`; without a number it is place 0.
-    """
-    digits = path.rpartition("[")[2].rstrip("]")
-    place = int(digits) if digits.isdigit() else 0
-    return tuple(
-        (value[place] if place < len(value) else None) if isinstance(value, (list, tuple)) else value for value in args
-    )
+        A result's path is where it sits in `result` (""; `[0]`), an argument's its name (`['out']`).
+        """
+        yield from tensors("", self.result)
+        for position, name in facts.written:
+            value = self.args[position] if 0 <= position < len(self.args) else self.kwargs.get(name)
+            yield from tensors(f"[{name!r}]", value)
+
+    def of_element(self, path: str) -> Run:
+        """What one element of a `_foreach_` operator's result is computed from: of each list the item at its place.
+
+        Args:
+            path: of the element's result, which ends with its place: `[3]`; without a number it is place 0.
+        """
+        digits = path.rpartition("[")[2].rstrip("]")
+        place = int(digits) if digits.isdigit() else 0
+        return self._replace(
+            args=tuple(
+                (value[place] if place < len(value) else None) if isinstance(value, (list, tuple)) else value
+                for value in self.args
+            )
+        )
+
+    def plain_arguments(self) -> dict[str, Any]:
+        """Arguments by name, as `_plain_value` gives them, with defaults of those that were not given.
+
+        Arguments for which that is None are left out. Of a higher-order operator, those by keyword alone.
+        """
+        schema = getattr(self.func, "_schema", None)
+        arguments = () if schema is None else schema.arguments
+        # what is left at its default is not handed on
+        given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+        given |= zip((argument.name for argument in arguments), self.args, strict=False)
+        plain = {name: _plain_value(value) for name, value in (given | self.kwargs).items()}
+        return {name: value for name, value in plain.items() if value is not None}
 
 
 def is_parameter(value: Any) -> bool:
@@ -255,7 +267,6 @@ class OpMode(TorchDispatchMode):
         """Set the probe that operators are reported to; the mode is on no stack before `enter_stack`."""
         super().__init__()  # type: ignore[no-untyped-call] # torch's
         self.probe = probe
-        self._pushed = threading.local()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -267,9 +278,7 @@ class OpMode(TorchDispatchMode):
         """True: a compiler need not mind this mode."""
         return True
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         """Run the operator, report it to the probe if that is `live`, and return its result.
 
         An error of the operator is raised again with its traceback cleared, and nothing is reported.
@@ -281,22 +290,18 @@ class OpMode(TorchDispatchMode):
             raise error.with_traceback(None)  # noqa: B904 - the same error, not a new one
         probe = self.probe
         if probe.live:
-            probe.record_results(func, args, kwargs, result, sys._getframe().f_back)  # noqa: SLF001 - as python documents it
+            probe.record_results(Run(func, args, kwargs or {}, result), sys._getframe().f_back)  # noqa: SLF001 - as python documents it
         return result
 
     def enter_stack(self) -> None:
         """Push the mode onto this thread's stack of dispatch modes; nothing if any mode, even this one, is on it."""
         if private_api.modes_pushed() == 0:
             private_api.push_mode(self)
-            self._pushed.mode = self
 
     def leave_stack(self) -> None:
-        """Pop the mode if this thread pushed it and it is on top; below a mode of the script's it stays."""
-        if getattr(self._pushed, "mode", None) is None:
-            return
+        """Pop the mode if it is on top of this thread's stack; below a mode of the script's it stays."""
         if private_api.top_mode() is self:
             private_api.pop_mode()
-            self._pushed.mode = None
 
 
 class OpProbe(GuardedProbe):
@@ -334,16 +339,6 @@ class OpProbe(GuardedProbe):
         self._between = Phase.DATA
         self.live = True
         self._mode.enter_stack()
-
-    def _leave_for_optimizer(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Pop the mode before an optimizer step without a closure, whose operators are not recorded; else keep it."""
-        if len(args) < 2 and kwargs.get("closure") is None:
-            self._mode.leave_stack()
-
-    def _return_after_optimizer(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """Push the mode again after an optimizer step, while the step of the capture goes on."""
-        if self.live:
-            self._mode.enter_stack()
 
     def on_root(self, _module: object) -> None:
         """Record operators outside of modules in the loss phase from now on, since a root has been called."""
@@ -438,14 +433,7 @@ class OpProbe(GuardedProbe):
         except KeyError:
             return None if "Compiled" in node.name() else OpCall(Phase.FORWARD, SCRIPT, "", _NO_OPERATOR)
 
-    def record_results(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        result: Any,
-        frame: FrameType | None,
-    ) -> None:
+    def record_results(self, run: Run, frame: FrameType | None) -> None:
         """Record the results of an operator that has run, if it is recorded and `_find_call` returns its call.
 
         Of one that leaves memory unwritten (`empty`), its results' writers are forgotten; of a view of a parameter that
@@ -453,36 +441,25 @@ class OpProbe(GuardedProbe):
         in an unrecorded step, are ignored.
 
         Args:
-            func: the operator.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
-            result: what it returned.
+            run: the operator.
             frame: the innermost python frame that called it; None in a thread of autograd's own.
         """
         with self._guarded:
             if not self._recorder.wanted or (frame is not None and is_introspects(frame)):
                 return
             node = private_api.running_node()
-            call = self._find_call(self._facts_of(func), node, frame)
+            call = self._find_call(self._facts_of(run.func), node, frame)
             if call is None:
                 return
             if call.facts.recorded:
-                self._write_results(func, call, node, args, kwargs, result)
+                self._write_results(run, call, node)
             elif call.facts.unwritten:
-                for _, value in tensors("", result):
+                for _, value in tensors("", run.result):
                     self._written_by.pop(memory_of(value), None)
-            elif args and is_parameter(args[0]):
-                self._writer_of(args[0])  # a view of a parameter is known by its memory from here on
+            elif run.args and is_parameter(run.args[0]):
+                self._writer_of(run.args[0])  # a view of a parameter is known by its memory from here on
 
-    def _write_results(
-        self,
-        func: Callable[..., Any],
-        call: OpCall,
-        node: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        result: Any,
-    ) -> None:
+    def _write_results(self, run: Run, call: OpCall, node: Any) -> None:
         """Emit a record for each result whose dtype is in `FLOATS`, with the sites that wrote the inputs.
 
         Each record's site becomes the last writer of the result's memory; for a result of another dtype the writer is
@@ -490,20 +467,13 @@ class OpProbe(GuardedProbe):
         traces with, it stops.
 
         Args:
-            func: the operator.
+            run: the operator.
             call: its call.
             node: the autograd node that is running; None outside a backward pass.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
-            result: what it returned.
         """
         facts = call.facts
-        found: Iterable[tuple[str, torch.Tensor]]
-        found = (
-            (("", result),)
-            if type(result) is torch.Tensor and not facts.written
-            else outputs(facts, args, kwargs, result)
-        )
+        is_one = type(run.result) is torch.Tensor and not facts.written
+        found: Iterable[tuple[str, torch.Tensor]] = (("", run.result),) if is_one else run.outputs(facts)
         given: Given | None = None
         for path, value in found:
             if type(value) is not torch.Tensor and isinstance(value, private_api.FAKE_TENSOR):
@@ -517,26 +487,20 @@ class OpProbe(GuardedProbe):
                 site = call.sites[path] = self._recorder.site(
                     place, SiteInfo(call.module_class, facts.name, call.source)
                 )
-                self._note_arguments(func, call, args, kwargs)
-            if facts.each:
-                given = self._given_of(node, arguments_of_element(args, path), kwargs)
-            elif given is None:
-                given = self._given_of(node, args, kwargs)
+                self._note_arguments(run, call)
+            if facts.each or given is None:
+                given = self._given_of(node, run.of_element(path) if facts.each else run)
             self._recorder.emit(site, value, given)
             if memory := memory_of(value):
                 self._written_by[memory] = site
 
-    def _note_arguments(self, func: Any, call: OpCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+    def _note_arguments(self, run: Run, call: OpCall) -> None:
         """Keep an operator's plain arguments for `settings/operators`, by phase, FQN, call number and operator.
 
         Nothing where it has none, where the place has an entry already, and once there are 10,000 entries.
         """
         key = f"{call.phase.value} {call.fqn} {call.number} {call.facts.name}"
-        if (
-            len(self._arguments) < MAX_ARGUMENTS
-            and key not in self._arguments
-            and (noted := plain_arguments(func, args, kwargs))
-        ):
+        if len(self._arguments) < MAX_ARGUMENTS and key not in self._arguments and (noted := run.plain_arguments()):
             self._arguments[key] = noted
             self._context.facts["operators"] = lambda: self._arguments
 
@@ -576,15 +540,14 @@ class OpProbe(GuardedProbe):
                         break
         return found
 
-    def _given_of(self, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Given:
+    def _given_of(self, node: Any, run: Run) -> Given:
         """Sites that wrote an operator's inputs, and the forward operator of a backward one.
 
         Args:
             node: the autograd node that is running; None outside a backward pass.
-            args: the inputs.
-            kwargs: the inputs by name.
+            run: the operator.
         """
-        sites = self._writers_of(args if not kwargs else (*args, *kwargs.values()))
+        sites = self._writers_of(run.args if not run.kwargs else (*run.args, *run.kwargs.values()))
         origin = None if node is None else self._by_node.get(node._sequence_nr()) or node.name()  # noqa: SLF001 - documented in torch's notes on autograd
         if origin is None or isinstance(origin, str):
             return Given(tuple(sites), -1, origin or "")

@@ -145,6 +145,14 @@ class CaptureOptions:
         metavar="NAMES",
     )
     sketch: bool = of_records(True, "Keep 16 numbers of each tensor that estimate distances [default: yes].")
+    full_every: int = of_records(
+        20,
+        "On a GPU, keep sketch, skewness and kurtosis of what passes through the model (inputs, outputs, their "
+        "gradients) in the first 10 steps and in every Nth, 1 for all [default: 20].",
+        metavar="N",
+        least=1,
+        narrows=False,
+    )
     modules: tuple[str, ...] = of_records(
         (), "Only modules whose name matches, such as '*.attn'; repeatable.", metavar="GLOB"
     )

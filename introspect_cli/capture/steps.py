@@ -247,7 +247,7 @@ class Trained:
             held = [
                 parameter
                 for parameter in parameters_in(module)
-                if id(parameter) in self._held_ids() or (flat.is_loaded() and flat.is_stepped(parameter))
+                if id(parameter) in self._held_ids() or flat.is_stepped(parameter)
             ]
             is_trained = any(parameter.requires_grad for parameter in held)
             if is_trained or not held:  # what is frozen may be set free later
@@ -257,8 +257,6 @@ class Trained:
     def note_step(self, optimizer: torch.optim.Optimizer, named: int) -> None:
         """Note which thread steps an optimizer; drop cached answers if parameters, `requires_grad` or names changed.
 
-        With ZeRO they are dropped at each step.
-
         Args:
             optimizer: what steps.
             named: how often names of parameters were given or taken back so far.
@@ -266,7 +264,7 @@ class Trained:
         self._threads.set(optimizer, threading.get_ident())
         held = parameters_of(optimizer)
         now = named, list(map(id, held)), [parameter.requires_grad for parameter in held]
-        if flat.is_loaded() or now != self._stepped_with.get(optimizer):
+        if now != self._stepped_with.get(optimizer):
             self._stepped_with.set(optimizer, now)
             self.forget_answers()
 

@@ -19,7 +19,7 @@ class CheckOptions(Written, Working):
     fail_on: str = option(
         "warning", "Exit with 1 from this level on [default: warning].", choices=("error", "warning", "info")
     )
-    copies: bool = option(False, "Only find the rank whose copies differ, without reading records.")
+    copies: bool = option(False, "Only find the rank whose copies differ, by the last step.")
     list_: bool = option(False, "List the rules: when each finds something.")
 
 

@@ -372,7 +372,7 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
         notes=tuple(
             f"{name}: {text}." for name, run in zip("ab", runs, strict=True) for text in run.manifest["not_observed"]
         ),
-        counts=replace(answer.counts, diverged=len(tensors)),
+        counts=answer.counts._replace(diverged=len(tensors)),
         training=None,
         evaluation=None,
         strip=(),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.elements import TensorDifference, difference
 from introspect_cli.compare.ledger import At
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.run import Run
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """One input of an operator.
 
     Attributes:
@@ -30,8 +28,7 @@ class Given:
     state: str
 
 
-@dataclass(frozen=True)
-class Closeup:
+class Closeup(NamedTuple):
     """Element-wise comparison of a divergence.
 
     Attributes:

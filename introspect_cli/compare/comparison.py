@@ -15,7 +15,7 @@ from introspect_cli.compare.ledger import At
 from introspect_cli.compare.names import owner_of, with_ancestors
 from introspect_cli.compare.resumed import ResumePoint, find_resume_point, resumption_of
 from introspect_cli.compare.steps import Sides
-from introspect_cli.compare.table import ACTIVATIONS, KINDS, Alignment, align, columns, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import ACTIVATIONS, Alignment, align, among, columns, of_kinds
 from introspect_cli.compare.watched import (
     chooses_modules,
     covered,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.measure import Floats, Ids, Mask
     from introspect_cli.compare.names import Rename
     from introspect_cli.compare.result import Resumption
-    from introspect_cli.compare.steps import Gathered
     from introspect_cli.compare.table import Table
     from introspect_cli.records import ModuleInfo
 
@@ -53,17 +52,10 @@ class Comparison(Sides):
 
     # --- what counts
 
-    @cached_property
-    def gathered(self) -> Gathered | None:
-        """What compares gathered values (`Gathered`), if either run's ranks or calls are put together.
-
-        None otherwise.
-        """
-        if not (self.a.is_whole or self.b.is_whole):
-            return None
-        from introspect_cli.compare.steps import Gathered
-
-        return Gathered(self)
+    @property
+    def is_whole(self) -> bool:
+        """Whether ranks or calls of either run are put together."""
+        return self.a.is_whole or self.b.is_whole
 
     @cached_property
     def compared(self) -> Mask:
@@ -76,11 +68,11 @@ class Comparison(Sides):
         alignment = self.alignment
         mask = alignment.mask(frozenset(), ())
         if self.match.is_port:  # they may draw what the other is given
-            mask = mask & (alignment.kind != kind_code(Kind.RNG))
-        if self.gathered is not None:
-            mask = mask & (alignment.kind != kind_code(Kind.RNG))
+            mask = mask & ~alignment.are(Kind.RNG)
+        if self.is_whole:
+            mask = mask & ~alignment.are(Kind.RNG)
             if self.splits is not None and self.splits.folded:  # operators are numbered through all calls
-                mask = mask & (alignment.kind != kind_code(Kind.OP_OUTPUT))
+                mask = mask & ~alignment.are(Kind.OP_OUTPUT)
         return np.asarray(mask & ~draws_at_other_moments(alignment, *self.manifests))
 
     @cached_property
@@ -108,15 +100,14 @@ class Comparison(Sides):
         sides: list[bool] = []
         for reader, sites in ((self.a, self.alignment.a), (self.b, self.alignment.b)):
             steps = reader.entries["step"].tolist()
-            params = (sites.kind == kind_code(Kind.PARAM)) & (sites.phase == phase_code(Phase.START))
-            updates = params.any() and not (sites.phase == phase_code(Phase.OPTIMIZER)).any() and not self.gathered
-            begins = updates and len(steps) > 1 and At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START)
-            sides.append(bool(begins))
+            begins = sites.are(Kind.PARAM, Phase.START).any() and not sites.are(Phase.OPTIMIZER).any()
+            updates = begins and len(steps) > 1 and not self.is_whole
+            sides.append(bool(updates and At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START)))
         return sides[0], sides[1]
 
     @cached_property
     def floors(self) -> list[NoiseFloor]:
-        """Noise floor of each noise run, created once; `Walk` raises them as it reads steps."""
+        """Noise floor of each noise run, created once; `compare_rank` raises them as it reads steps."""
         return [
             NoiseFloor(
                 align(self.alignment.a, columns(noise.sites, self.rename)),
@@ -135,8 +126,8 @@ class Comparison(Sides):
         if self.options.strict:
             return None
         alignment = self.alignment
-        random = alignment.kind == kind_code(Kind.RNG)
-        alone = of_kinds(alignment.kind, ACTIVATIONS) | alignment.evaluating
+        random = alignment.are(Kind.RNG)
+        alone = alignment.are(*ACTIVATIONS) | alignment.evaluating
         if self.match.is_port:
             alone = np.ones(alignment.size, np.bool_)
         named = (alignment.names_a, alignment.names_b)
@@ -144,7 +135,7 @@ class Comparison(Sides):
         one, two = (with_ancestors(names | more) for names, more in zip(named, held, strict=True))
         missing = (named[0] | named[1]) - (one & two)
         if missing:
-            alone |= np.fromiter((name in missing for name in alignment.fqn), np.bool_, alignment.size)
+            alone |= among(alignment.fqn, missing)
         return random, alone & ~random
 
     # --- a run that goes on
@@ -167,21 +158,18 @@ class Comparison(Sides):
         """What the resumed run restored; None where neither run is resumed. Computed once, from steps of both runs."""
         if self.resume_point is None:
             return None
-        bits = " in bits" if self.options.tolerant or self.floors else ""
         # where ranks or calls are put together, no batch of one run need be a batch of the other
-        return resumption_of(self.resume_point, bits, is_cut=self.splits is not None)
+        return resumption_of(self.resume_point, is_cut=self.splits is not None)
 
     # --- what was watched
 
     @cached_property
     def kinds(self) -> frozenset[Kind]:
         """Kinds that both runs have: each was told to record the kind, or has a site of it."""
-        of_each = []
-        for manifest, recorded in zip(self.manifests, (self.alignment.a, self.alignment.b), strict=True):
-            watched = observed_kinds(manifest)
-            present = {KINDS[code] for code in np.flatnonzero(np.bincount(recorded.kind))}
-            of_each.append({kind for kind in Kind if kind.value in watched} | present)
-        return frozenset(of_each[0] & of_each[1])
+        sides = [(observed_kinds(of), sites) for of, sites in zip(self.manifests, self.sites, strict=True)]
+        return frozenset(
+            kind for kind in Kind if all(kind.value in told or sites.are(kind).any() for told, sites in sides)
+        )
 
     @cached_property
     def leaves_modules_out(self) -> bool:
@@ -212,14 +200,14 @@ class Comparison(Sides):
     @cached_property
     def recorded_after_steps(self) -> frozenset[str]:
         """FQNs of parameters and buffers that either run recorded after optimizer steps, in any step."""
-        after = of_kinds(self.alignment.kind, _TENSORS) & (self.alignment.phase == phase_code(Phase.OPTIMIZER))
+        after = self.alignment.are(*_TENSORS, Phase.OPTIMIZER)
         return frozenset(self.alignment.fqn[site] for site in np.flatnonzero(after))
 
     @cached_property
     def _tensors_of_owner(self) -> dict[str, set[str]]:
         """By module, the FQNs of its own parameters and buffers that either run recorded."""
         by_owner: dict[str, set[str]] = {}
-        for site in np.flatnonzero(of_kinds(self.alignment.kind, _TENSORS)):
+        for site in np.flatnonzero(self.alignment.are(*_TENSORS)):
             name = self.alignment.fqn[site]
             by_owner.setdefault(owner_of(name), set()).add(name)
         return by_owner
@@ -233,13 +221,9 @@ class Comparison(Sides):
 
         Where `fqn` is given, only those of that name.
         """
-        if fqn is not None:
-            sites = np.array(self.alignment.by_fqn.get(fqn, []), dtype=np.int64)
-        else:
-            sites = np.arange(self.alignment.size, dtype=np.int64)
-        mask = self.alignment.kind[sites] == kind_code(kind)
-        mask &= np.isin(self.alignment.phase[sites], [phase_code(phase) for phase in phases])
-        return np.asarray(sites[mask])
+        every, by_fqn = range(self.alignment.size), self.alignment.by_fqn
+        sites = np.array(every if fqn is None else by_fqn.get(fqn, []), dtype=np.int64)
+        return np.asarray(sites[self.alignment.are(kind, *phases, sites=sites)])
 
 
 def _named_in(tree: Iterable[ModuleInfo], rename: Rename) -> set[str]:
@@ -258,6 +242,9 @@ def _named_in(tree: Iterable[ModuleInfo], rename: Rename) -> set[str]:
 # the first layer and the last step. It is the method of TTrace, which perturbs by the machine's epsilon, with nothing
 # of the model modelled. A result is rounded itself, so less than one rounding of its dtype is no measure: where a loss
 # came out equal by luck, b may still be a rounding beside it.
+
+_FACTOR = 4.0
+"""How many times the noise of a run that is not perturbed is let pass."""
 
 _ROUNDING_FACTOR = 6.0
 """How many times what a rounding does is let pass: two perturbed runs of one training are up to 4.3 times as far apart
@@ -303,7 +290,7 @@ class NoiseFloor:
             table: the step of a and of the noise run.
         """
         rel, union = table.relative(), table.differing_sites
-        start = (table.kinds == kind_code(Kind.PARAM)) & (table.alignment.phase[union] == phase_code(Phase.START))
+        start = table.alignment.are(Kind.PARAM, Phase.START, sites=union)
         # unless all that differs at the start is a rounding away, it is no run that begins beside a
         self.is_perturbed &= bool((rel <= _MAX_BEGIN * table.of_layouts("unit")[0])[start].all())
         finite = np.isfinite(rel)
@@ -311,18 +298,17 @@ class NoiseFloor:
         self.unmeasured[union[~finite]] = True
         self.unmeasured[table.sites_a[table.only_a]] = True
 
-    def within(self, table: Table, rel: Floats, factor: float) -> Mask:
+    def within(self, table: Table, rel: Floats) -> Mask:
         """Mask of DIFFERENT rows that this noise explains.
 
-        Those with a floor above 0 and a distance of at most `factor` times it; and those of unknown distance whose site
-        the noise run could not be measured at.
+        Those with a floor above 0 and a distance of at most `_FACTOR` times it (`_ROUNDING_FACTOR` if perturbed);
+        and those of unknown distance whose site the noise run could not be measured at.
 
         Args:
             table: a step of a and b.
             rel: relative distance of each DIFFERENT row; NaN where unknown.
-            factor: replaced by _ROUNDING_FACTOR for a perturbed run.
         """
-        floor = np.asarray(self.floor[table.differing_sites])
+        floor, factor = np.asarray(self.floor[table.differing_sites]), _FACTOR
         if self.is_perturbed:  # at least one rounding of a's dtype; of losses, gradients and states, that of a sum
             factor = _ROUNDING_FACTOR
             roundings = np.where(of_kinds(table.kinds, _SUM_KINDS), _SUM_ROUNDINGS, 1.0)

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.by_rank import compared_runs
-from introspect_cli.compare.answer.causes import clues_of_ending, code_changes
+from introspect_cli.compare.answer.causes import clues_of_ending, code_changes, ranked_code
 from introspect_cli.compare.answer.compared import agreement, exceptions_of, notes_on, raised_words, unseen_names
-from introspect_cli.compare.answer.weights import Blame, setting_changes, weighed_by_code
+from introspect_cli.compare.answer.weights import setting_changes, weighed_by_code
 from introspect_cli.compare.names import renamer
 from introspect_cli.compare.result import DiffResult, Separate, Verdict
 from introspect_cli.compare.say import head_of, told
@@ -78,8 +78,7 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
         answer = replace(answer, findings=(*found, *(compared.structure() if by_rank else ())))
         return diverged_answer(answer, compared, compared.hidden if by_rank and bitwise else "")
     raised, offset = exceptions_of((a, b)), any(outcome.offset for outcome in compared.outcomes)
-    changed = code_changes(a, b)
-    code = None if changed is None else changed.ranked_by(lambda: clues_of_ending(raised))
+    code = ranked_code(code_changes(a, b), lambda: clues_of_ending(raised))
     verdict, text = agreement(compared)
     said = [text, raised_words(raised)]
     text = " ".join(filter(None, said[::-1] if verdict is Verdict.UNDECIDED else said))
@@ -95,7 +94,7 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
         answer,
         verdict=verdict,
         sentence=begins + text,
-        settings=weighed_by_code(setting_changes(a, b, Blame(offset=offset)), code),
+        settings=weighed_by_code(setting_changes(a, b, offset=offset), code),
         findings=(*(() if code is None else (code,)), *found, *structure),
         training=training,
         evaluation=evaluation,

@@ -6,9 +6,8 @@ values within tolerance, are not equal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, UNUSED, WITHIN, Codes
 
@@ -64,8 +63,7 @@ RANDOM = frozenset({Thing.RANDOM_AT_START, Thing.DRAWN_FROM})
 """Random states, of the step and of a module's call."""
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(NamedTuple):
     """One thing that a divergence rests on, and what is known of it.
 
     Attributes:
@@ -103,8 +101,7 @@ def worst_of(answers: Collection[Known]) -> Known:
     return max(answers, key=list(Known).index, default=Known.EQUAL)
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(NamedTuple):
     """Role and reason of a divergence, with its evidence.
 
     Attributes:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.table import PHASES, Columns, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import PHASES, Columns, kind_code, phase_code
 from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Status
 
@@ -22,28 +22,14 @@ if TYPE_CHECKING:
 Tensor = tuple[int, str, str]
 """Kind code, FQN and path of a parameter, a buffer or an optimizer's state."""
 
-State = tuple[int, Status]
-"""What is on record of a generator: checksum and status."""
+States = dict[tuple[Phase, str, int], tuple[int, Status]]
+"""Checksum and status of one generator, by phase, module and call."""
 
-StateKey = tuple[str, Phase, str, int]
-"""Generator, phase, module and call."""
-
-States = dict[StateKey, State]
+BEGUN = Phase.START, "", 0
+"""The key of a generator's state as the step begins."""
 
 BatchValues = tuple[tuple[str, int], ...]
 """What a batch holds: paths and checksums."""
-
-
-class Number(NamedTuple):
-    """A record as a number; of a tensor its mean.
-
-    Attributes:
-        value: the number; None where it is not known.
-    """
-
-    fqn: str
-    path: str
-    value: float | None
 
 
 @dataclass(frozen=True)
@@ -88,11 +74,8 @@ class At:
         """
         if not self.recorded:
             return []
-        wanted = of_kinds(self.sites.kind, kinds)
-        if phase is not None:
-            wanted &= self.sites.phase == phase_code(phase)
         numbers = self.batch.site
-        rows = np.flatnonzero(wanted[numbers])
+        rows = np.flatnonzero(self.sites.are(*kinds, *([] if phase is None else [phase]))[numbers])
         rows = rows[np.argsort(self.batch.sequence[rows], kind="stable")]
         return list(zip(rows.tolist(), numbers[rows].tolist(), strict=True))
 
@@ -118,8 +101,9 @@ class At:
 
     def recorded_in(self, phase: Phase) -> set[Tensor]:
         """Tensors that have a site in `phase`, in any step of the run."""
-        wanted = (self.sites.phase == phase_code(phase)) & of_kinds(self.sites.kind, STATE_KINDS)
-        return {tensor_of(self.sites, number) for number in np.flatnonzero(wanted).tolist()}
+        return {
+            tensor_of(self.sites, number) for number in np.flatnonzero(self.sites.are(*STATE_KINDS, phase)).tolist()
+        }
 
     def batches(self) -> dict[str, list[BatchValues]]:
         """Training batches of the step by loader, in order of calls: each batch as (path, checksum) sorted by path.
@@ -136,24 +120,28 @@ class At:
             loader: [tuple(sorted(values)) for _, values in sorted(calls.items())] for loader, calls in loaders.items()
         }
 
-    def random_states(self) -> States:
-        """(checksum, status) of each random state in the step, by (generator, phase, module, call).
+    def random_states(self) -> dict[str, States]:
+        """The random states in the step by generator.
 
         States recorded before draws that happen between modules are left out.
         """
-        sites, states = self.sites, States()
+        sites, states = self.sites, dict[str, States]()
         for row, number in self.rows([Kind.RNG]):
             phase, path, fqn = PHASES[sites.phase[number]], sites.path[number], sites.fqn[number]
             if path.endswith(DRAWN_BEFORE):
                 continue  # draws of something between modules: the later run may have some to get to where it goes on
             state = int(self.batch.checksum[row]), Status(int(self.batch.status[row]))
-            states[path or fqn, phase, fqn, int(sites.call[number])] = state
+            key = BEGUN if phase is Phase.START else (phase, fqn, int(sites.call[number]))
+            states.setdefault(path or fqn, {})[key] = state
         return states
 
-    def numbers(self, kind: Kind, phase: Phase) -> list[Number]:
-        """Records of a kind and phase in this step as numbers (text, else a tensor's mean), in order of recording."""
+    def numbers(self, kind: Kind, phase: Phase) -> list[tuple[tuple[str, str], float | None]]:
+        """((FQN, path), number) of records of a kind and phase in this step, in order of recording.
+
+        The number is that of a text, else a tensor's mean; None where it is not known.
+        """
         sites, rows = self.sites, self.rows([kind], phase)
-        return [Number(sites.fqn[number], sites.path[number], _scalar(self.batch, row)) for row, number in rows]
+        return [((sites.fqn[number], sites.path[number]), _scalar(self.batch, row)) for row, number in rows]
 
 
 def tensor_of(sites: Any, number: int) -> Tensor:
@@ -217,7 +205,7 @@ def ledgers(reader: Reader, sites: Columns, steps: Sequence[int] | None = None) 
         sites: the rank's sites.
         steps: those to read, in order; None for all.
     """
-    wanted = np.flatnonzero(of_kinds(sites.kind, STATE_KINDS)).tolist()
+    wanted = np.flatnonzero(sites.are(*STATE_KINDS)).tolist()
     numbers: dict[Tensor, int] = {}
     of_site = np.full(len(sites), -1)
     of_site[wanted] = [numbers.setdefault(tensor_of(sites, number), len(numbers)) for number in wanted]

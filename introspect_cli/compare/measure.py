@@ -126,6 +126,14 @@ class Records:
         return np.full(len(self.rows), -1) if values is None else np.asarray(values, np.int64)[self.rows]
 
     @property
+    def lacks_sketch(self) -> Mask:
+        """Whether each record has no sketch: none was wanted, or its step was lean."""
+        sketch = self.batch.sketch
+        if sketch is None:
+            return np.ones(len(self.rows), np.bool_)
+        return np.asarray(np.isnan(sketch[self.rows]).all(axis=1))
+
+    @property
     def norms(self) -> Floats:
         """L2 norm of the finite elements of each record's tensor, float64, from mean and variance.
 
@@ -176,15 +184,22 @@ def distances(one: Records, two: Records) -> tuple[Floats, Floats]:
     known = (one.layout("shape") == two.layout("shape")) & same_nonfinite(one, two)
     for at in np.flatnonzero(one.layout("stored") | two.layout("stored")).tolist():
         known[at] &= one.batch.text[int(one.rows[at])] == two.batch.text[int(two.rows[at])]
-    least = np.abs(sizes[0] - sizes[1])  # norms, extrema and means bound it from below
-    with np.errstate(invalid="ignore", over="ignore"):
-        for name, root in (("min", 1.0), ("max", 1.0), ("mean", np.sqrt(one.layout("numel")))):
-            least = np.fmax(least, root * np.abs(one.statistic(name) - two.statistic(name)))
+    least = least_distances(one, two)
+    with np.errstate(invalid="ignore"):
         # two changes that fell into one place of the sketch, and cancelled
         distance = np.where((least > 2 * distance) & (least > _EXACT * scale), least, distance)
     # where all that is finite is equal, what differs is where the rest is
     known &= (distance > 0) | (np.array([one.count(name) for name in _NOT_FINITE]) <= 0).all(axis=0)
     return np.where(known, distance, np.nan), scale
+
+
+def least_distances(one: Records, two: Records) -> Floats:
+    """What the L2 distance of each pair of records is at least, by their norms, extrema and means: float64 (n,)."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        least = np.abs(one.norms - two.norms)
+        for name, root in (("min", 1.0), ("max", 1.0), ("mean", np.sqrt(one.layout("numel")))):
+            least = np.fmax(least, root * np.abs(one.statistic(name) - two.statistic(name)))
+    return np.asarray(least)
 
 
 def relative(distance: Floats, scale: Floats) -> Floats:
@@ -333,13 +348,13 @@ def _statistics_agree(a: Mapping[str, float], b: Mapping[str, float], tolerance:
     return True
 
 
-def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> tuple[float, float] | None:
-    """(c, residual) where b is c times a by least squares over two sketches; the residual is relative to b's norm.
+def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> float | None:
+    """The factor c where b is c times a by least squares over two sketches; None where it is not.
 
-    None where the residual is not below 20 `RESOLUTION`, or c is within 50 `RESOLUTION` of 1.
+    That is, what is left is 20 `RESOLUTION` of b's norm or more, or c is within 50 `RESOLUTION` of 1.
     """
     factor, rest = scale_between(sketch_a, sketch_b)
-    return (factor, rest) if rest < 20 * RESOLUTION and abs(factor - 1) > 50 * RESOLUTION else None
+    return factor if rest < 20 * RESOLUTION and abs(factor - 1) > 50 * RESOLUTION else None
 
 
 def has_nonfinite(stats: Mapping[str, float]) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.match import Correspondence
-from introspect_cli.compare.measure import Ids, Mask, nan_throughout
+from introspect_cli.compare.measure import Ids, nan_throughout
 from introspect_cli.compare.names import (
     DISPLACED,
     Renamed,
@@ -42,8 +42,6 @@ from introspect_cli.compare.table import (
     Alignment,
     Learned,
     Table,
-    kind_code,
-    of_kinds,
     phase_code,
 )
 from introspect_cli.compare.watched import observed_kinds
@@ -55,7 +53,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.result import Divergence, Resumption
     from introspect_cli.compare.step import Step
-    from introspect_cli.compare.steps import Gathered, Paired
+    from introspect_cli.compare.steps import Paired
     from introspect_cli.compare.table import Table
 
 
@@ -77,7 +75,6 @@ class RankOutcome:
         structure: what differs in structure, and random states; None where no step had to be opened.
         unrecorded: a step in which structure differs and neither run recorded results.
         match: which name of a is which of b.
-        gathered: compares what was gathered from ranks; None where ranks are compared one by one.
         unused_note: the sentence on differences on which nothing rests, of the first step that has any; "" for none.
         results: the kinds of results that agree in every step that was opened; None where none was.
         hidden: the kinds of results of which some are NaN throughout in both runs, until some agree as numbers.
@@ -109,7 +106,6 @@ class RankOutcome:
     structure: Structure | None = None
     unrecorded: int | None = None
     match: Correspondence = field(default_factory=Correspondence)
-    gathered: Gathered | None = None
     unused_note: str = ""
     results: frozenset[Kind] | None = None
     hidden: frozenset[Kind] = frozenset()
@@ -149,85 +145,55 @@ def watches_results(*manifests: dict[str, Any]) -> bool:
     return all(wanted & observed_kinds(manifest) for manifest in manifests)
 
 
+_DISAGREEING = (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B)
+
+
 def results_agree(table: Table) -> bool:
-    """Whether any result (`_is_result`) of the step is EQUAL or WITHIN; results that differ are not looked at.
+    """Whether any result (`_result_kinds`) of the step agrees; results that differ are not looked at.
 
-    Losses alone do not suffice if either run recorded other results. If no agreeing record is of `RESULTS`, an agreeing
-    output of a root module suffices.
+    Losses alone do not suffice if either run recorded other results.
     """
-    alignment, sites = table.alignment, agreeing_sites(table)
-    results = sites[_is_result(alignment, sites)]
-    recorded = table.sites_a, table.sites_b
-    tensors = any((_is_result(alignment, unions) & ~_is_loss(alignment, unions)).any() for unions in recorded)
-    return bool(len(results)) and not (tensors and _is_loss(alignment, results).all())
-
-
-def _is_loss(alignment: Alignment, unions: Ids) -> Mask:
-    """Mask of union numbers that are sites of losses."""
-    return np.asarray(alignment.kind[unions] == kind_code(Kind.LOSS))
+    agree = _result_kinds(table.alignment, table.site[table.agreeing])
+    recorded = [_result_kinds(table.alignment, sites) for sites in (table.sites_a, table.sites_b)]
+    return bool(agree - {Kind.LOSS} or (agree and not any(kinds - {Kind.LOSS} for kinds in recorded)))
 
 
 def records_results(table: Table) -> bool:
-    """Whether either run recorded in the step a result after its start, or else an output of a root module."""
-    return any(_is_result(table.alignment, sites).any() for sites in (table.sites_a, table.sites_b))
-
-
-def is_training(table: Table) -> bool:
-    """Whether the step has, in either run, a `RESULTS` record after the start or a start value that disagrees.
-
-    Disagreeing states are DIFFERENT, NOT_SEEN, ONLY_A and ONLY_B.
-    """
-    alignment = table.alignment
-    started = alignment.phase[table.site] == phase_code(Phase.START)
-    counts = ~started | np.isin(table.state, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))
-    return bool((of_kinds(alignment.kind[table.site], RESULTS) & counts).any())
-
-
-def has_updates(table: Table) -> bool:
-    """Whether either run has a record of the optimizer phase in the step."""
-    alignment, recorded = table.alignment, table.site
-    return bool((alignment.phase[recorded] == phase_code(Phase.OPTIMIZER)).any())
-
-
-def _is_result(alignment: Alignment, unions: Ids) -> Mask:
-    """Mask of those of `unions` that are of a kind in `RESULTS` and not of the phase `start`.
-
-    If none is, mask of those that are outputs of root modules, in any phase.
-    """
-    result = of_kinds(alignment.kind[unions], RESULTS)
-    result &= alignment.phase[unions] != phase_code(Phase.START)
-    if not result.any():  # a script that trains nothing: what its models give is all there is
-        roots = [union for union in unions.tolist() if "." not in alignment.fqn[union]]
-        result = np.isin(unions, roots) & (alignment.kind[unions] == kind_code(Kind.OUTPUT))
-    return np.asarray(result)
-
-
-def agreeing_sites(table: Table) -> Ids:
-    """Union numbers of the sites of all rows that are EQUAL or WITHIN."""
-    return np.asarray(table.site[(table.state == EQUAL) | (table.state == WITHIN)])
+    """Whether either run recorded a result (`_result_kinds`) in the step."""
+    return any(_result_kinds(table.alignment, sites) for sites in (table.sites_a, table.sites_b))
 
 
 def _result_kinds(alignment: Alignment, unions: Ids) -> frozenset[Kind]:
-    """Those of `RESULTS` that are kinds of these sites."""
-    return frozenset(KINDS[code] for code in set(alignment.kind[unions].tolist())) & frozenset(RESULTS)
+    """Kinds of these sites that are results, after a step's start; where none is, OUTPUT for an output of a root."""
+    kinds = _kinds_of(alignment, unions)
+    if not kinds:  # a script that trains nothing: what its models give is all there is
+        outputs = unions[alignment.are(Kind.OUTPUT, sites=unions)].tolist()
+        kinds = frozenset({Kind.OUTPUT} if any("." not in alignment.fqn[union] for union in outputs) else ())
+    return kinds
+
+
+def _kinds_of(alignment: Alignment, unions: Ids) -> frozenset[Kind]:
+    """Those of `RESULTS` that are kinds of these sites after a step's start."""
+    late = unions[~alignment.are(Phase.START, sites=unions)]
+    return frozenset(KINDS[code] for code in set(alignment.kind[late].tolist())) & frozenset(RESULTS)
+
+
+def is_training(table: Table) -> bool:
+    """Whether the step has, in either run, a `RESULTS` record after the start or a start value that disagrees."""
+    counts = ~table.are(Phase.START) | np.isin(table.state, _DISAGREEING)
+    return bool((table.are(*RESULTS) & counts).any())
 
 
 def agreed_kinds(table: Table) -> frozenset[Kind]:
-    """Those of `RESULTS` with an agreeing record (EQUAL, WITHIN) after the start, and no disagreeing one in any phase.
-
-    Disagreeing states are DIFFERENT, NOT_SEEN, ONLY_A and ONLY_B.
-    """
-    alignment, agree = table.alignment, agreeing_sites(table)
-    disagree = table.site[np.isin(table.state, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))]
-    agree = agree[alignment.phase[agree] != phase_code(Phase.START)]
-    return _result_kinds(alignment, agree) - _result_kinds(alignment, disagree)
+    """Those of `RESULTS` with an agreeing record after the start, and no disagreeing one in any phase."""
+    disagree = set(table.alignment.kind[table.site[np.isin(table.state, _DISAGREEING)]].tolist())
+    return frozenset(_kinds_of(table.alignment, table.site[table.agreeing]) - {KINDS[code] for code in disagree})
 
 
 def nan_kinds(table: Table) -> frozenset[Kind]:
     """Those of `RESULTS` of which any record after the start is EQUAL and NaN in every element."""
     both = np.flatnonzero((table.state == EQUAL) & (table.row_a >= 0))
-    sites = table.site[both[nan_throughout(table.a, table.layouts[0])[table.row_a[both]]]]
-    return _result_kinds(table.alignment, sites[table.alignment.phase[sites] != phase_code(Phase.START)])
+    return _kinds_of(table.alignment, table.site[both[nan_throughout(table.a, table.layouts[0])[table.row_a[both]]]])
 
 
 def results_known(table: Table) -> Known:
@@ -236,9 +202,8 @@ def results_known(table: Table) -> Known:
     Looked at are `RESULTS`, values, collectives, saved files and all records of evaluation. Disagreeing states are
     DIFFERENT, NOT_SEEN, ONLY_A and ONLY_B. EQUAL for a step that has none of them.
     """
-    counted = of_kinds(table.alignment.kind, _COUNTED_KINDS) | table.alignment.evaluating
-    states = table.state[counted[table.site]]
-    if np.isin(states, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B)).any():
+    states = table.state[table.are(*_COUNTED_KINDS) | table.alignment.evaluating[table.site]]
+    if np.isin(states, _DISAGREEING).any():
         return Known.DIFFERS
     return Known.WITHIN if (states == WITHIN).any() else Known.EQUAL
 
@@ -273,12 +238,8 @@ class Structure:
         others = (self.alignment.names_b, self.alignment.names_a)
         for only, half, names in zip(self.only, causes.halves, others, strict=True):
             sites = half.sites[half.only]
-            saved = of_kinds(self.alignment.kind[sites], (Kind.PRODUCT,)).tolist()
-            only.update(
-                (site, None)
-                for site, is_saved in zip(sites.tolist(), saved, strict=True)
-                if not is_saved or self.alignment.fqn[site] in names
-            )
+            saved = set(sites[self.alignment.are(Kind.PRODUCT, sites=sites)].tolist())
+            only.update((s, None) for s in sites.tolist() if s not in saved or self.alignment.fqn[s] in names)
         for union in causes.differing_sites.tolist():
             self.random.setdefault(self.alignment.fqn[union], causes.step)
 
@@ -481,7 +442,7 @@ class Heat:
                 self.row_of[union] = rows.setdefault(name, len(rows))
         self.modules = tuple(rows)
         every = np.full(alignment.size, True)
-        self.layers = every, np.isin(alignment.phase, [phase_code(phase) for phase in _FORWARD])
+        self.layers = every, alignment.are(*_FORWARD)
         self.values = np.zeros((2, len(rows), len(self.steps)))  # of all, of the forward pass
         self.unknown = self.values.astype(np.bool_)
 

@@ -53,6 +53,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,14 +66,16 @@ from introspect_cli.compare.measure import (
     Ids,
     Layouts,
     Mask,
+    least_distances,
     plain_distance,
     same_nonfinite,
 )
-from introspect_cli.compare.names import generator_of, owner_of
+from introspect_cli.compare.names import owner_of
 from introspect_cli.compare.result import Restored
-from introspect_cli.compare.resumed import PLACE, repeated_values, with_copied_starts
+from introspect_cli.compare.resumed import holds_part, repeated_values, with_copied_starts
 from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
+from introspect_cli.compare.steps import are_of_one_dtype, gathered_agree
 from introspect_cli.compare.table import (
     ABSENT,
     DIFFERENT,
@@ -88,9 +91,9 @@ from introspect_cli.compare.table import (
     Because,
     Learned,
     Table,
+    among,
     kind_code,
     of_kinds,
-    phase_code,
     unseen,
 )
 from introspect_cli.compare.watched import STATE_KINDS, is_list, is_ordered, stopped_within
@@ -99,10 +102,9 @@ from introspect_cli.records import Joined, Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Mapping
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.result import DiffOptions
     from introspect_cli.compare.table import Columns, Half
     from introspect_cli.store.batch import StepBatch
 
@@ -125,11 +127,11 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     readers, columns, steps = (comparison.a, comparison.b), (alignment.a, alignment.b), (step_a, step_b)
     batches, left = [comparison.a.read(step_a), comparison.b.read(step_b)], np.empty(0, np.int64)
     listing = [is_list(one) or by_hand for one, by_hand in zip(comparison.manifests, comparison.by_hand, strict=True)]
-    if listing[0] != listing[1] and comparison.gathered is None:
+    if listing[0] != listing[1] and not comparison.is_whole:
         side, listed = int(listing[0]), int(listing[1])
         before, wanted = At(readers[side], columns[side], steps[side] - 1), alignment.ids[listed][batches[listed].site]
         batches[side], left = with_copied_starts(alignment, side, before, batches[side], wanted)
-    if comparison.gathered is None and len(batches[0]) != len(batches[1]):
+    if not comparison.is_whole and len(batches[0]) != len(batches[1]):
         batches[0], batches[1] = paired_calls((alignment.a, alignment.b), (batches[0], batches[1]))
     table = table_of(alignment, comparison.compared, steps, (batches[0], batches[1]), comparison.layouts)
     in_order = [is_ordered(manifest) for manifest in comparison.manifests]
@@ -170,21 +172,24 @@ def table_of(
     """
     a, b = batches
     site_a, site_b = a.site.astype(np.int64), alignment.b_ids[b.site]
-    both_a, both_b, alone_a, alone_b = _partners(alignment, site_a, site_b)
-    site = np.concatenate([site_a[both_a], site_a[alone_a], site_b[alone_b]])
-    row_a = np.concatenate([both_a, alone_a, np.full(len(alone_b), -1, np.int64)])
+    place = np.full(alignment.size, -1, dtype=np.int64)
+    place[site_a] = np.arange(len(site_a))
+    partner = place[site_b]
+    both_b, alone_b = np.flatnonzero(partner >= 0), np.flatnonzero(partner < 0)
+    alone_a = np.delete(np.arange(len(site_a)), partner[both_b])
+    site = np.concatenate([site_b[both_b], site_a[alone_a], site_b[alone_b]])
+    row_a = np.concatenate([partner[both_b], alone_a, np.full(len(alone_b), -1, np.int64)])
     row_b = np.concatenate([both_b, np.full(len(alone_a), -1, np.int64), alone_b])
     both, counts = (row_a >= 0) & (row_b >= 0), compared[site]
-    differs, unlike, blind = np.zeros((3, len(site)), np.bool_)
-    differs[both] = a.checksum[both_a] != b.checksum[both_b]
+    checksums, blanks, parts, plain = (  # 0 for a record that a run lacks
+        [np.append(of, of.dtype.type(0))[rows] for of, rows in zip(map(column, batches), (row_a, row_b), strict=True)]
+        for column in (attrgetter("checksum"), unseen, _in_part, _is_plain)
+    )
+    differs = both & np.not_equal(*checksums)
     # a random state that nothing has drawn from yet is recorded as a text
-    untouched = (a.status[both_a] == _VALUE) != (b.status[both_b] == _VALUE)
-    unlike[both] = untouched & (alignment.kind[site[both]] == kind_code(Kind.RNG))
-    unseen_a, unseen_b = unseen(a), unseen(b)
-    in_part = _in_part(a)[both_a] != _in_part(b)[both_b]
-    blind[both] = unseen_a[both_a] | unseen_b[both_b] | (differs[both] & in_part)
-    blind[~both] = np.concatenate([unseen_a[alone_a], unseen_b[alone_b]])
-    state = np.select([both & differs, both, row_a >= 0], [DIFFERENT, EQUAL, ONLY_A], ONLY_B)
+    unlike = np.not_equal(*plain) & alignment.are(Kind.RNG, sites=site)
+    blind = np.logical_or(*blanks) | (differs & np.not_equal(*parts))
+    state = np.select([differs, both, row_a >= 0], [DIFFERENT, EQUAL, ONLY_A], ONLY_B)
     unknown = (blind & (counts | ~both)) | (differs & (unlike | ~counts)) | ~(both | counts)
     state[unknown] = np.where(both, NOT_SEEN, ABSENT)[unknown]
     return Table(
@@ -205,22 +210,9 @@ def table_of(
     )
 
 
-def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids, Ids, Ids]:
-    """(rows of a, rows of b with the same sites, rows of a alone, rows of b alone).
-
-    Args:
-        alignment: both runs' sites.
-        site_a: union number of each row of a.
-        site_b: union number of each row of b.
-    """
-    place = np.full(alignment.size, -1, dtype=np.int64)
-    place[site_a] = np.arange(len(site_a))
-    partner = place[site_b]
-    rows_b = np.flatnonzero(partner >= 0)
-    rows_a = partner[rows_b]
-    alone = np.ones(len(site_a), dtype=np.bool_)
-    alone[rows_a] = False
-    return rows_a, rows_b, np.flatnonzero(alone), np.flatnonzero(partner < 0)
+def _is_plain(batch: StepBatch) -> Mask:
+    """Mask of records that are no tensors."""
+    return np.asarray(batch.status == _VALUE)
 
 
 def _in_part(batch: StepBatch) -> Mask:
@@ -248,8 +240,7 @@ def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> t
             counts[counts] = ~_unobservable(table.alignment, table.site[rows[counts]], table.halves[1 - place])
             table = table.marked(rows[~counts], ABSENT)
     table = _without_restored(table, comparison)
-    alone = table.site[table.diverging & table.one_sided]
-    if of_kinds(table.alignment.kind[alone], STATE_KINDS).any():
+    if (table.diverging & table.one_sided & table.are(*STATE_KINDS)).any():
         table = table.marked(repeated_values(comparison, table), ABSENT)
     return _without_cut(_without_evaluation(table, comparison), comparison), learned
 
@@ -280,14 +271,10 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
     restored = [part for part in parts if part.state is Restored.YES]
     if not restored:
         return table
-    alignment, rows = table.alignment, np.flatnonzero(table.diverging)
-    sites = [alignment.site(site) for site in table.site[rows].tolist()]
-    begin, in_place = {part.generator for part in restored}, any(part.part == PLACE for part in restored)
-    batches = [site.kind is Kind.BATCH and site.phase is Phase.DATA and in_place for site in sites]
-    states = [site.kind is Kind.RNG and site.phase is Phase.START and generator_of(site) in begin for site in sites]
-    rows = rows[np.array(batches, np.bool_) | np.array(states, np.bool_)]
-    alone = table.one_sided[rows]
-    return table.marked(rows[alone], ABSENT).marked(rows[~alone], NOT_SEEN)
+    rows = np.flatnonzero(table.diverging & table.are(Kind.RNG, Kind.BATCH, Phase.START, Phase.DATA)).tolist()
+    held = np.array([row for row in rows if any(holds_part(table.named(row), part) for part in restored)], np.int64)
+    alone = table.one_sided[held]
+    return table.marked(held[alone], ABSENT).marked(held[~alone], NOT_SEEN)
 
 
 def _unobservable(alignment: Alignment, sites: Ids, other: Half) -> Mask:
@@ -303,23 +290,21 @@ def _unobservable(alignment: Alignment, sites: Ids, other: Half) -> Mask:
         other: the other run's records.
     """
     blind, other_sites = other.batch.status == int(Status.NOT_OBSERVED), other.sites
-    kinds = alignment.kind
     roots = [alignment.fqn[site].partition(".")[0] for site in sites.tolist()]
-    ran = (kinds[other_sites] == kind_code(Kind.LOSS)).any()  # else an optimizer steps once more
-    silent = _roots_of(alignment, other_sites, {Kind.GRAD} if ran else ())
-    silent = (silent - _roots_of(alignment, other_sites, MODULE_KINDS)) & _roots_of(alignment, sites, MODULE_KINDS)
-    began = (alignment.phase[sites] == phase_code(Phase.START)) & of_kinds(kinds[sites], {Kind.PARAM, Kind.BUFFER})
-    unseen = (began | of_kinds(kinds[sites], MODULE_KINDS)) & np.array([root in silent for root in roots], np.bool_)
-    hidden = {
-        alignment.fqn[site] for site in other_sites[blind & of_kinds(kinds[other_sites], (Kind.OUTPUT, Kind.LOSS))]
-    }
-    inside = np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites))
-    return np.asarray(unseen | (inside & of_kinds(kinds[sites], (*MODULE_KINDS, Kind.LOSS))))
+    ran = alignment.are(Kind.LOSS, sites=other_sites).any()  # else an optimizer steps once more
+    silent = _roots_of(alignment, other_sites, Kind.GRAD) if ran else set()
+    silent = silent & _roots_of(alignment, sites, *MODULE_KINDS) - _roots_of(alignment, other_sites, *MODULE_KINDS)
+    of_modules = alignment.are(*MODULE_KINDS, sites=sites)
+    began = alignment.are(Kind.PARAM, Kind.BUFFER, Phase.START, sites=sites)
+    unseen = (began | of_modules) & among(roots, silent)
+    hidden = other_sites[blind & alignment.are(Kind.OUTPUT, Kind.LOSS, sites=other_sites)].tolist()
+    inside = among([alignment.fqn[site] for site in sites.tolist()], {alignment.fqn[site] for site in hidden})
+    return np.asarray(unseen | (inside & (of_modules | alignment.are(Kind.LOSS, sites=sites))))
 
 
-def _roots_of(alignment: Alignment, sites: Ids, kinds: Collection[Kind]) -> set[str]:
+def _roots_of(alignment: Alignment, sites: Ids, *kinds: Kind) -> set[str]:
     """Root names of those of `sites` (union numbers) that are of any of `kinds`."""
-    return {alignment.fqn[site].partition(".")[0] for site in sites[of_kinds(alignment.kind[sites], kinds)].tolist()}
+    return {alignment.fqn[site].partition(".")[0] for site in sites[alignment.are(*kinds, sites=sites)].tolist()}
 
 
 def _without_evaluation(table: Table, comparison: Comparison) -> Table:
@@ -332,14 +317,13 @@ def _without_evaluation(table: Table, comparison: Comparison) -> Table:
         return table
     every = not all(evaluates(table))
     alone = table.diverging & table.one_sided & alignment.evaluating[table.site]
-    start = alignment.phase[table.site] == phase_code(Phase.START)
-    return table.marked(alone & (start | every), ABSENT, Because.EVALUATION)
+    return table.marked(alone & (table.are(Phase.START) | every), ABSENT, Because.EVALUATION)
 
 
 def evaluates(table: Table) -> tuple[bool, bool]:
     """(whether a has, whether b has) a record of the phase `eval` in the step."""
-    phase = table.alignment.phase == phase_code(Phase.EVAL)
-    return bool(phase[table.sites_a].any()), bool(phase[table.sites_b].any())
+    a, b = (table.alignment.are(Phase.EVAL, sites=sites).any() for sites in (table.sites_a, table.sites_b))
+    return bool(a), bool(b)
 
 
 # --- what is let pass
@@ -352,15 +336,14 @@ _COMPUTED = (
 
 
 def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Pass: mark gathered values WITHIN that agree, and learn the factors they show (`Gathered.compare`).
+    """Pass: mark gathered values WITHIN that agree, and learn the factors they show (`gathered_agree`).
 
     Module values of two dtypes are not marked. Unchanged where no ranks or calls are put together.
     """
-    gathered = comparison.gathered
-    if gathered is None or not len(table.differing):
+    if not comparison.is_whole or not len(table.differing):
         return table, learned
-    agree, learned = gathered.compare(table, relative_tolerance(table, learned, comparison), learned)
-    return table.marked(table.differing[agree & gathered.of_one_dtype(table)], WITHIN), learned
+    agree, learned = gathered_agree(table, relative_tolerance(table, learned, comparison), learned)
+    return table.marked(table.differing[agree & are_of_one_dtype(table)], WITHIN), learned
 
 
 def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
@@ -373,12 +356,12 @@ def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> 
         after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:
         near = _within_tolerance(table, learned, comparison)
-        if comparison.gathered is not None:
-            near &= comparison.gathered.of_one_dtype(table)
+        if comparison.is_whole:
+            near &= are_of_one_dtype(table)
         table = table.marked(table.differing[near], WITHIN)
     if len(table.differing) and comparison.floors:
         rel = table.relative()
-        passes = [floor.within(table, rel, options.noise_factor) for floor in comparison.floors]
+        passes = [floor.within(table, rel) for floor in comparison.floors]
         table = table.marked(table.differing[np.logical_or.reduce(passes)], WITHIN)
     return table, after
 
@@ -409,22 +392,6 @@ def accept_form(table: Table, learned: Learned, comparison: Comparison) -> tuple
     return table.marked(rows[near], WITHIN).marked(rows[exact], EQUAL), learned
 
 
-def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
-    """Mask of rows whose texts are numbers with |a - b| <= atol + rtol * max(|a|, |b|); False for other texts.
-
-    Args:
-        table: the step.
-        rows: some of the DIFFERENT rows, as indices among these.
-        options: the tolerance.
-    """
-    texts = zip(
-        *(map(each.batch.text.__getitem__, each.rows.tolist()) for each in table.both(table.differing[rows])),
-        strict=True,
-    )
-    distance, scale = np.array([plain_distance(*each) for each in texts]).reshape(-1, 2).T
-    return np.asarray((distance == 0) | (distance <= options.atol + options.rtol * scale))
-
-
 def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Floats:
     """The rtol of each DIFFERENT row, float64 (rows,): `rtol_fine` before anything coarse, `rtol` from then on.
 
@@ -448,10 +415,8 @@ def _first_coarse(table: Table) -> tuple[float, float]:
 
     Inf for none. Inputs, batches and buffers do not count.
     """
-    both = np.flatnonzero((table.row_a >= 0) & (table.row_b >= 0))
-    half = of_kinds(table.alignment.kind[table.site[both]], _COMPUTED)
-    half &= np.fmin(*table.of_layouts("unit", both)) >= ROUNDING["float16"]
-    coarse = both[half]
+    both = np.flatnonzero(~table.one_sided & table.are(*_COMPUTED))
+    coarse = both[np.fmin(*table.of_layouts("unit", both)) >= ROUNDING["float16"]]
     evaluates = table.alignment.evaluating[table.site[coarse]]
     order = table.order[coarse]
     return float(order[~evaluates].min(initial=np.inf)), float(order[evaluates].min(initial=np.inf))
@@ -460,10 +425,14 @@ def _first_coarse(table: Table) -> tuple[float, float]:
 def _within_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Mask:
     """Mask of DIFFERENT rows within rtol and atol: floats by root-mean-square, plain numbers by value.
 
-    False for random states, dtypes without rounding, unequal counts of NaNs or infinities, and unknown distances.
+    False for random states, dtypes without rounding, unequal counts of NaNs or infinities, and unknown distances. Where
+    both runs have sketches, and not of this record, as in lean steps, what the distance is at least must be within.
     """
     options, (one, two) = comparison.options, table.both()
     distance, scale = table.distances()
+    if one.batch.sketch is not None and two.batch.sketch is not None:
+        lean = (one.lacks_sketch | two.lacks_sketch) & (one.layout("shape") == two.layout("shape"))
+        distance = np.where(lean, least_distances(one, two), distance)
     root = np.sqrt(np.maximum(one.layout("numel"), 1.0))
     with np.errstate(invalid="ignore"):
         passes = distance / root <= options.atol + relative_tolerance(table, learned, comparison) * scale / root
@@ -472,7 +441,9 @@ def _within_tolerance(table: Table, learned: Learned, comparison: Comparison) ->
     plain = [of_run.column("status") == _VALUE for of_run in (one, two)]
     passes &= ~(plain[0] | plain[1])
     both = np.flatnonzero(plain[0] & plain[1])
-    passes[both] = _close_values(table, both, options)
+    texts = zip(*([of.batch.text[row] for row in of.rows[both].tolist()] for of in (one, two)), strict=True)
+    distance, scale = np.array([plain_distance(*each) for each in texts]).reshape(-1, 2).T
+    passes[both] = (distance == 0) | (distance <= options.atol + options.rtol * scale)
     return np.asarray(passes)
 
 
@@ -517,21 +488,20 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
     fqns = [alignment.fqn[site] for site in sites.tolist()]
     kinds = alignment.kind[sites]
     inputs = kinds == kind_code(Kind.INPUT)
-    held = of_kinds(kinds, _PARAMETER_KINDS) & _is_among(fqns, names.keys() - some.keys())
+    held = of_kinds(kinds, _PARAMETER_KINDS) & among(fqns, names.keys() - some.keys())
     # what a step before left of the parameter shows in what its module returns, where it was given the same
     moved = {owner_of(fqn) for fqn, step in names.items() if step < table.step}
     moved -= {fqns[place] for place in np.flatnonzero(inputs).tolist()}
-    returned = (kinds == kind_code(Kind.OUTPUT)) & _is_among(fqns, moved)
+    returned = (kinds == kind_code(Kind.OUTPUT)) & among(fqns, moved)
     values = table.a.checksum[table.row_a[rows]], table.b.checksum[table.row_b[rows]]
     same = [np.isin(of_run, of_run[returned & (of_run != 0)]) for of_run in values]
     given = of_kinds(kinds, _MODULE_KINDS) & same[0] & same[1]
     # running means take what is moved; another momentum or mode would show in the variance
-    agree = table.site[np.isin(table.state, (EQUAL, WITHIN)) & ~table.one_sided]
-    settled = {alignment.fqn[site] for site in agree.tolist()}
+    settled = {alignment.fqn[site] for site in table.site[table.agreeing].tolist()}
     means = [fqn.endswith(_MEAN) and fqn.removesuffix(_MEAN) + _VARIANCE in settled for fqn in fqns]
     if some:
         within = _within_updates(table, comparison, rows, fqns, some)
-        held |= (kinds == kind_code(Kind.PARAM)) & _is_among(fqns, some) & within
+        held |= (kinds == kind_code(Kind.PARAM)) & among(fqns, some) & within
     let_pass = learned.let_pass.union(fqns[place] for place in np.flatnonzero(held).tolist())
     return table.marked(rows[held | returned | given | np.array(means, np.bool_)], WITHIN), learned._replace(
         let_pass=let_pass
@@ -552,7 +522,7 @@ def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[
     """
     runs = (comparison.tensors.a, comparison.tensors.b)
     rates = [rate for run in runs for rate in learning_rates(run.settings_of(comparison.rank).get(OPTIMIZERS))]
-    for site in np.flatnonzero(table.alignment.kind == kind_code(Kind.HYPERPARAMETER)).tolist():
+    for site in np.flatnonzero(table.alignment.are(Kind.HYPERPARAMETER)).tolist():
         if table.alignment.path[site].endswith("['lr']"):
             with suppress(ValueError):  # of what a run says, which anyone may have written
                 rates += [float(table.plain(site, side) or 0.0) for side in "ab"]
@@ -560,12 +530,6 @@ def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[
     steps = np.array([table.step - since.get(fqn, table.step) + 1 for fqn in fqns])
     with np.errstate(invalid="ignore"):
         return np.asarray(distance <= 2 * max(rates, default=0.0) * steps * np.sqrt(numel))
-
-
-def _is_among(fqns: Iterable[str], names: Iterable[str]) -> Mask:
-    """Mask of `fqns` that are in `names`."""
-    wanted = {*names}
-    return np.array([fqn in wanted for fqn in fqns], np.bool_)
 
 
 def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]:
@@ -576,8 +540,7 @@ def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]
     and values). Empty where all gradients of the step are equal, or either run did not keep `absmin`.
     """
     alignment = table.alignment
-    taken = (alignment.kind == kind_code(Kind.GRAD)) & (alignment.phase == phase_code(Phase.OPTIMIZER))
-    rows = np.flatnonzero(taken[table.site] & ~table.one_sided)
+    rows = np.flatnonzero(table.are(Kind.GRAD, Phase.OPTIMIZER) & ~table.one_sided)
     if (
         not np.isin(table.state[rows], (DIFFERENT, WITHIN)).any()
         or "absmin" not in table.a.floats.keys() & table.b.floats.keys()
@@ -622,7 +585,7 @@ def rounding_note(learned: Learned) -> list[str]:
 
 
 _AGREEING = (EQUAL, WITHIN, UNUSED)
-_AFTER_FORWARD = [phase_code(phase) for phase in (Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)]
+_AFTER_FORWARD = (Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 def drop_unused(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
@@ -639,22 +602,10 @@ def drop_unused(table: Table, learned: Learned, comparison: Comparison) -> tuple
     return table, learned
 
 
-def _rows_of(table: Table, *kinds: Kind, phase: Phase | None = None) -> Mask:
-    """Mask of the table's rows of any of `kinds`, in `phase`; in all phases where that is None."""
-    alignment, sites = table.alignment, table.site
-    mask = of_kinds(alignment.kind[sites], kinds)
-    return mask if phase is None else mask & (alignment.phase[sites] == phase_code(phase))
-
-
 def _agree(table: Table, rows: Ids | Mask) -> bool:
     """Whether there is at least one of these rows, and the state of each is EQUAL, WITHIN or UNUSED."""
     states = table.state[rows]
     return bool(len(states) and np.isin(states, _AGREEING).all())
-
-
-def _names(table: Table, rows: Ids) -> list[str]:
-    """FQN of each of these rows."""
-    return [table.alignment.fqn[site] for site in table.site[rows].tolist()]
 
 
 # --- what rests on what
@@ -679,9 +630,9 @@ def _fed_alike(table: Table, rows: Ids, rests: Ids, key: Callable[[int], object]
 
 def _unused_sparse(table: Table, _comparison: Comparison) -> Ids:
     """Rows of gradients that are sparse in one run alone, and whose parameter and its state agree after the step."""
-    rows = np.flatnonzero(_rows_of(table, Kind.GRAD, phase=Phase.OPTIMIZER) & (table.state == DIFFERENT))
+    rows = np.flatnonzero(table.are(Kind.GRAD, Phase.OPTIMIZER) & (table.state == DIFFERENT))
     rows = rows[np.not_equal(*table.of_layouts("stored", rows))]
-    left = np.flatnonzero(_rows_of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, phase=Phase.OPTIMIZER))
+    left = np.flatnonzero(table.are(Kind.PARAM, Kind.OPTIMIZER_STATE, Phase.OPTIMIZER))
     return _fed_alike(table, rows, left, table.alignment.fqn.__getitem__, np.isin(table.state, _AGREEING))
 
 
@@ -692,19 +643,19 @@ def _unused_backward(table: Table, comparison: Comparison) -> Ids:
     differently and a loss does not differ, also rows of batches and module values with another number of elements.
     """
     differ = table.state == DIFFERENT
-    taken = _rows_of(table, Kind.GRAD, phase=Phase.OPTIMIZER)
-    left = _rows_of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.GRAD, phase=Phase.OPTIMIZER)
+    taken = table.are(Kind.GRAD, Phase.OPTIMIZER)
+    left = table.are(Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.GRAD, Phase.OPTIMIZER)
     if not _agree(table, taken) or (table.diverging & left).any():
         return np.empty(0, np.int64)
-    back, losses = differ & _rows_of(table, *FLOWING_BACK, phase=Phase.BACKWARD), _rows_of(table, Kind.LOSS)
+    back, losses = differ & table.are(*FLOWING_BACK, Phase.BACKWARD), table.are(Kind.LOSS)
     scaled = np.flatnonzero(differ & (losses | back))
     if (differ & losses).any():
         times = factor_of(table, scaled, comparison.options.rtol * bool(back.any()))
-        if not np.isfinite(times) or (_rows_of(table, *FLOWING_BACK).any() and not back.any()):
+        if not np.isfinite(times) or (table.are(*FLOWING_BACK).any() and not back.any()):
             return np.empty(0, np.int64)
     if comparison.splits is None or not comparison.splits.differ:
         return scaled
-    flowing = np.flatnonzero(differ & _rows_of(table, Kind.BATCH, Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK))
+    flowing = np.flatnonzero(differ & table.are(Kind.BATCH, Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK))
     other = np.not_equal(*_element_counts(table, flowing))
     return np.concatenate([scaled, flowing[other] if (losses & ~differ).any() else flowing[:0]])
 
@@ -724,11 +675,11 @@ def _unused_inputs(table: Table, _comparison: Comparison) -> Ids:
 
     Outputs that differ by rounding count as agreeing too. Not where no output of the call is in both runs.
     """
-    rows = np.flatnonzero(_rows_of(table, Kind.INPUT) & (table.state == DIFFERENT))
+    rows = np.flatnonzero(table.are(Kind.INPUT) & (table.state == DIFFERENT))
     form = np.not_equal(*table.of_layouts("shape", rows))
     form |= np.not_equal(*table.of_layouts("floating", rows))
     rows, alignment = rows[form], table.alignment
-    outputs = np.flatnonzero(_rows_of(table, Kind.OUTPUT) & ~table.one_sided)
+    outputs = np.flatnonzero(table.are(Kind.OUTPUT) & ~table.one_sided)
     agree, differ = np.isin(table.state, _AGREEING), outputs[table.state[outputs] == DIFFERENT]
     one, two = table.of_layouts("unit", differ)
     agree[differ] = (one == two) & (table.relative(differ) <= LEAST_BOUND * one)
@@ -746,14 +697,14 @@ def _unused_batches(table: Table, comparison: Comparison) -> Ids:
     Without losses that agree, if each of these batches is one-sided or has another number of elements. Losses within a
     tolerance do not suffice where anything after the forward pass diverges.
     """
-    rows = np.flatnonzero(_rows_of(table, Kind.BATCH, phase=Phase.DATA) & table.diverging)
-    given = np.flatnonzero(_rows_of(table, Kind.INPUT, phase=Phase.FORWARD)) if len(rows) else rows
-    given = given[["." not in name for name in _names(table, given)]] if len(given) else given
-    losses = np.flatnonzero(_rows_of(table, Kind.LOSS))
+    rows = np.flatnonzero(table.are(Kind.BATCH, Phase.DATA) & table.diverging)
+    given = np.flatnonzero(table.are(Kind.INPUT, Phase.FORWARD)) if len(rows) else rows
+    given = given[np.array(["." not in table.named(row).fqn for row in given.tolist()], np.bool_)]
+    losses = np.flatnonzero(table.are(Kind.LOSS))
     if not _agree(table, given):
         return rows[:0]
-    late = np.isin(table.alignment.phase[table.site], _AFTER_FORWARD)
-    settled = (table.state[losses] != WITHIN).all() or not (table.diverging & late).any()  # a tolerance hides labels
+    after = table.diverging & table.are(*_AFTER_FORWARD)
+    settled = (table.state[losses] != WITHIN).all() or not after.any()  # a tolerance hides labels
     if Kind.LOSS in comparison.kinds and _agree(table, losses) and settled:
         return rows
     more = table.one_sided[rows]
@@ -841,9 +792,7 @@ def _values_by_call(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str,
     `kind` is INPUT or OUTPUT.
     """
     sites = np.asarray(batch.site, np.int64)
-    rows = np.flatnonzero(
-        (columns.kind[sites] == kind_code(kind)) & (columns.phase[sites] == phase_code(Phase.FORWARD))
-    )
+    rows = np.flatnonzero(columns.are(kind, Phase.FORWARD, sites=sites))
     found: dict[str, dict[int, list[tuple[str, int]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows.tolist():
         site = int(sites[row])
@@ -879,8 +828,7 @@ def _renumbered(columns: Columns, batch: StepBatch, numbers: Mapping[tuple[str, 
         batch: its records of the step.
         numbers: (module, number of a call) to its new number.
     """
-    of_modules = of_kinds(columns.kind, MODULE_KINDS)
-    of_modules &= np.isin(columns.phase, [phase_code(Phase.FORWARD), phase_code(Phase.BACKWARD)])
+    of_modules = columns.are(*MODULE_KINDS, Phase.FORWARD, Phase.BACKWARD)
     places = list(zip(columns.phase, columns.kind, columns.fqn, columns.call, columns.path, strict=True))
     at, new = {place: site for site, place in enumerate(places)}, np.arange(len(columns))
     for site in np.flatnonzero(of_modules).tolist():
@@ -912,7 +860,7 @@ def _saved_elsewhere(table: Table) -> Mask:
 
     All, where the other run saves nothing in this step.
     """
-    mask, saved = np.zeros(len(table), np.bool_), table.alignment.kind == kind_code(Kind.PRODUCT)
+    mask, saved = np.zeros(len(table), np.bool_), table.alignment.are(Kind.PRODUCT)
     for row_of, batch, half in zip((table.row_a, table.row_b), (table.a, table.b), table.halves[::-1], strict=True):
         rows = np.flatnonzero(table.one_sided & (row_of >= 0) & saved[table.site])
         others = half.batch.checksum[saved[half.sites]]

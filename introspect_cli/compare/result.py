@@ -1,4 +1,4 @@
-"""Options of a comparison and its answer, with all that it finds, as plain frozen dataclasses.
+"""Options of a comparison and its answer, with all that it finds, as plain frozen data.
 
 Tests, scripts and several renderers use it, so it knows nothing of terminals, stores or arrays.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from introspect_cli.compare.changes.statements import CodeChanges
-from introspect_cli.labels import Labels, both_words
+from introspect_cli.labels import both_words
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import Selection
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from introspect_cli.compare.elements import Elements
+    from introspect_cli.labels import Label
     from introspect_cli.records import Site, Summary
 
 
@@ -32,8 +33,7 @@ class Certainty(str, Enum):
     """It fits, and other explanations remain."""
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """An explanation of the first divergence, from the records.
 
     Attributes:
@@ -49,8 +49,7 @@ class Finding:
     text: str
 
 
-@dataclass(frozen=True)
-class StructureChange:
+class StructureChange(NamedTuple):
     """A difference besides numbers and settings: a name, module, call or random state.
 
     Attributes:
@@ -78,16 +77,13 @@ class Restored(str, Enum):
     UNSEEN = "not recorded"
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One part of a checkpoint, and whether the resumed run restored it.
 
     Attributes:
         part: its name: `parameters`, `random state of torch`.
         state: whether it was restored.
         text: more of it, with values; "" where there is no more to say.
-        a: its value in run a, where it is a number; None otherwise.
-        b: its value in run b.
         matters: whether anything may rest on it: False where nothing drew from a generator, of what only counts, and of
             what neither run has.
         generator: of a random state, whose it is; "" of all else.
@@ -96,14 +92,11 @@ class Part:
     part: str
     state: Restored
     text: str = ""
-    a: str | None = None
-    b: str | None = None
     matters: bool = True
     generator: str = ""
 
 
-@dataclass(frozen=True)
-class Resumption:
+class Resumption(NamedTuple):
     """A resumed run, and which parts of the checkpoint it restored.
 
     Attributes:
@@ -163,8 +156,7 @@ class Size(str, Enum):
     STRUCTURAL = "structural"
 
 
-@dataclass(frozen=True)
-class Divergence:
+class Divergence(NamedTuple):
     """One site at one step whose records differ, or that only one run has.
 
     Attributes:
@@ -182,7 +174,6 @@ class Divergence:
         exact: whether `rel_l2` comes from the stored tensors and not from the sketches.
         size: its class; None where what was recorded does not tell, and of random states.
         scale: c where b is c times a to within the sketch's precision; None otherwise.
-        residual: what is left of b beside c times a, over b's norm; None where `scale` is.
         floor: relative distance that the noise runs show at this site; None without noise runs.
         coarse: whether either run computes in bfloat16 anywhere, so that its rounding is worth a thought.
         source: for an operator or collective, `file:line` of the user's code that ran it (a's where both do).
@@ -205,13 +196,12 @@ class Divergence:
     exact: bool = False
     size: Size | None = None
     scale: float | None = None
-    residual: float | None = None
     floor: float | None = None
     coarse: bool = False
     source: str = ""
     elements: Elements | None = None
-    labels: Labels = field(default_factory=dict)
-    labels_b: Labels = field(default_factory=dict)
+    labels: Mapping[str, Label] = {}
+    labels_b: Mapping[str, Label] = {}
 
     @property
     def only(self) -> str:
@@ -227,8 +217,7 @@ class Divergence:
         return both_words(self.step, self.labels, self.step_b, self.labels_b)
 
 
-@dataclass(frozen=True)
-class SettingChange:
+class SettingChange(NamedTuple):
     """A setting that differs, and how well it explains the first divergence.
 
     Attributes:
@@ -236,6 +225,7 @@ class SettingChange:
         name: the setting's name within its source.
         a: its value in run a, as text; None where only b has it.
         b: its value in run b, as text; None where only a has it.
+        about: what it is about, where `name` says more: `lr` of `lr (group 1)`, the value in a configuration file.
         weight: how strongly it explains the first divergence, 0 to 1; the list is sorted by it.
     """
 
@@ -243,6 +233,7 @@ class SettingChange:
     name: str
     a: str | None
     b: str | None
+    about: str = ""
     weight: float = 0.0
 
     @property
@@ -251,8 +242,7 @@ class SettingChange:
         return self.weight >= 0.5
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(NamedTuple):
     """One thing the first divergence rests on, and what is known of it.
 
     Attributes:
@@ -270,8 +260,7 @@ class Fact:
     text: str
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A possible cause of the first divergence: a changed statement or setting.
 
     Attributes:
@@ -293,8 +282,7 @@ class Candidate:
     before: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """Number of steps and records compared, by outcome.
 
     Attributes:
@@ -324,8 +312,7 @@ class Counts:
     not_observed: int = 0
 
 
-@dataclass(frozen=True)
-class DivergenceMap:
+class DivergenceMap(NamedTuple):
     """Largest relative distances by module and step.
 
     Attributes:
@@ -346,8 +333,7 @@ class DivergenceMap:
     unmeasured: tuple[tuple[bool, ...], ...]
 
 
-@dataclass(frozen=True)
-class StripCell:
+class StripCell(NamedTuple):
     """One record of the first diverging step, as its checksums compare.
 
     Attributes:
@@ -363,8 +349,7 @@ class StripCell:
     rel_l2: float | None = None
 
 
-@dataclass(frozen=True)
-class Separate:
+class Separate(NamedTuple):
     """The answer for training alone, or for evaluation alone.
 
     Attributes:
@@ -378,8 +363,7 @@ class Separate:
     first: Divergence | None = None
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """A divergence that rests on nothing that differs.
 
     Attributes:
@@ -492,7 +476,6 @@ class DiffOptions(Selection):
         rtol: tolerated root-mean-square difference, relative to the larger root-mean-square value.
         rtol_fine: the same, of what was computed before anything in bfloat16 or float16 was; 0 for no difference.
         atol: tolerated root-mean-square difference, in the values' own unit.
-        noise_factor: how many times the noise a divergence must exceed.
         limit: divergences to list; None for all.
         whole_step: list all divergences of the first diverging step, whatever the limit.
         want_map: whether to compute the divergence map.
@@ -508,7 +491,6 @@ class DiffOptions(Selection):
     rtol: float = 0.0
     rtol_fine: float = 0.0
     atol: float = 0.0
-    noise_factor: float = 4.0
     limit: int | None = 12
     whole_step: bool = False
     want_map: bool = False

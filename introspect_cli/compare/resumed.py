@@ -28,30 +28,31 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.ledger import At, Tensor, ledgers, tensor_of
+from introspect_cli.compare.ledger import BEGUN, At, BatchValues, Tensor, ledgers, tensor_of
+from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.result import Part, Restored, Resumption
 from introspect_cli.compare.say import key_of, some
 from introspect_cli.compare.settings.beginning import DOCUMENT
-from introspect_cli.compare.table import ONLY_A, ONLY_B, OTHER, WITHIN, Alignment, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import ONLY_A, ONLY_B, OTHER, WITHIN, Alignment, kind_code
 from introspect_cli.compare.watched import STATE_KINDS, observed_kinds
-from introspect_cli.labels import Labels, label_text, step_words
+from introspect_cli.labels import Label, Labels, label_text, step_words
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
 from introspect_cli.store.batch import StepBatch, prepend_rows
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from introspect_cli.compare.ledger import State, StateKey
     from introspect_cli.compare.measure import Ids, Mask
     from introspect_cli.compare.steps import Sides
     from introspect_cli.compare.table import Table
+    from introspect_cli.records import Site
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Beginning:
             recorded: FQNs of tensors that are recorded after optimizer steps.
         """
         alignment, lasting = table.alignment, self.lasting(recorded)
-        sites = table.site[(table.state == WITHIN) & of_kinds(alignment.kind[table.site], _TENSORS)]
+        sites = table.site[(table.state == WITHIN) & table.are(*_TENSORS)]
         within = lasting.within | {alignment.fqn[site] for site in sites.tolist()}
         diverged = self.diverged or bool((table.diverging & ~table.cause).any())
         return replace(lasting, within=within, diverged=diverged)
@@ -130,7 +131,7 @@ def repeated_values(sides: Sides, table: Table) -> Mask:
         mine = left[1 - place] if left[place] is None else left[place]
         known = dict(mine or {})
         alone = dict(zip(half.only.tolist(), np.flatnonzero(table.state == state), strict=True))
-        rows = np.flatnonzero(of_kinds(alignment.kind[half.sites], STATE_KINDS))
+        rows = np.flatnonzero(alignment.are(*STATE_KINDS, sites=half.sites))
         for row in rows[np.argsort(half.batch.sequence[rows], kind="stable")].tolist():
             kind, fqn, path = tensor_of(alignment, int(half.sites[row]))
             # a model that is called compiled, and as it is, has its tensors twice
@@ -172,8 +173,7 @@ def with_copied_starts(
 
 def starts(alignment: Alignment, unions: Ids) -> Mask:
     """Mask of union numbers that are sites of parameters, buffers or optimizer states as a step begins (call 0)."""
-    started = (alignment.phase[unions] == phase_code(Phase.START)) & (alignment.call[unions] == 0)
-    return np.asarray(of_kinds(alignment.kind[unions], STATE_KINDS) & started)
+    return np.asarray(alignment.are(*STATE_KINDS, Phase.START, sites=unions) & (alignment.call[unions] == 0))
 
 
 # --- resumed runs
@@ -228,12 +228,9 @@ class ResumePoint:
         """`a` or `b`, the run that was not resumed."""
         return OTHER[self.late]
 
-    @cached_property
-    def kinds(self) -> frozenset[str]:
-        """Kinds that both captures were told to record; a manifest that does not say counts as all."""
-        every = {kind.value for kind in Kind}
-        one, two = (observed_kinds(manifest) or every for manifest in self.sides.manifests)
-        return frozenset(one & two)
+    def watches(self, kind: Kind) -> bool:
+        """Whether both captures were told to record a kind; a manifest that does not say counts as all."""
+        return all(kind.value in (observed_kinds(manifest) or {kind.value}) for manifest in self.sides.manifests)
 
     # --- steps
 
@@ -286,9 +283,9 @@ class ResumePoint:
 
     # --- words
 
-    def ab(self, late: str, whole: str) -> tuple[str, str]:
-        """A value of the resumed run and one of the other, in the order (a, b)."""
-        return (whole, late) if self.late == "b" else (late, whole)
+    def both(self, late: str, whole: str) -> str:
+        """A value of the resumed run and one of the other, `1 -> 2` from a to b; one where they are equal."""
+        return " -> ".join(dict.fromkeys((whole, late) if self.late == "b" else (late, whole)))
 
 
 def _first_steps(sides: Sides) -> tuple[At, At]:
@@ -346,20 +343,16 @@ def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
         return 0, ""
     firsts = _first_steps(sides)
     for late, whole, (other, begins) in (("b", "a", firsts), ("a", "b", firsts[::-1])):
-        start = _begins_after(begins, other, read=bool(_read_more(sides, late)))
-        if start is None or start[0] == begins.step:
+        step, trained = _begins_after(begins, other)
+        if step in {None, begins.step}:
             continue
-        step, decided = start
-        offset = (step - begins.step) * (1 if late == "b" else -1)
+        decided, offset = trained or bool(_read_more(sides, late)), (step - begins.step) * (1 if late == "b" else -1)
         after = step_words(step - 1, other.reader.labels.get(step - 1, {}))
-        if decided:
-            return offset, (
-                f"Run {late} begins with what run {whole} has after {after}: "
-                f"step {begins.step} of {late} is compared with step {step} of {whole} (--offset {offset})."
-            )
-        return 0, (
-            f"Run {late} begins with the parameters that run {whole} has after {after}, and nothing else says that it "
-            f"is resumed (--offset {offset} compares step {begins.step} of {late} with step {step} of {whole})."
+        what, alone = ("what", "") if decided else ("the parameters that", ", and nothing else says that it is resumed")
+        return offset * decided, (
+            f"Run {late} begins with {what} run {whole} has after {after}{alone}: "
+            f"step {begins.step} of {late} is {'' if decided else 'not '}compared with step {step} of {whole} "
+            f"(--offset {offset})."
         )
     return 0, ""
 
@@ -399,26 +392,23 @@ def offset_by_labels(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
 # --- by what a run begins with
 
 
-def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | None:
-    """(number of the other run's step that this run begins with, whether that is certain); None for none.
+def _begins_after(begins: At, whole: At) -> tuple[int | None, bool]:
+    """(number of the other run's step that this run begins with, or None; whether its optimizer's state is not new).
 
-    Certain if the optimizer's state is not new, or with `read`. Where that state is not new and all together match no
-    step, or the other's first, what was restored is looked for alone. None where no step matches (`_matching_step`),
-    and where neither state nor parameters are on record.
+    Where that state is not new and all together match no step, or the other's first, what was restored is looked for
+    alone. None where no step matches (`_matching_step`), and where neither state nor parameters are on record.
 
     Args:
         begins: first step of the run.
         whole: first step of the other.
-        read: whether this run alone read a checkpoint.
     """
     start, trained = begins.tensors(Phase.START), _has_trained(begins, whole)
     step = _matching_step(whole, start)
     if trained and step in {None, whole.step}:  # the rest was not restored
         states = {tensor: value for tensor, value in start.items() if tensor[0] == _STATE}
         step = _matching_step(whole, states) or step or _matching_step(whole, dict(start.items() - states.items()))
-    if step is None or not (trained or any(tensor[0] == kind_code(Kind.PARAM) for tensor in start)):
-        return None
-    return step, trained or read
+    recorded = trained or any(tensor[0] == kind_code(Kind.PARAM) for tensor in start)
+    return step if recorded else None, trained
 
 
 def _matching_step(whole: At, start: Mapping[Tensor, int]) -> int | None:
@@ -446,67 +436,59 @@ def _matching_step(whole: At, start: Mapping[Tensor, int]) -> int | None:
 
 def steps_counted(at: At, phase: Phase) -> float | None:
     """Largest number of steps that optimizer states count in this phase of the step; None where none counts."""
-    counts = [number.value for number in at.numbers(Kind.OPTIMIZER_STATE, phase) if number.path == "['step']"]
-    return max((count for count in counts if count is not None), default=None)
+    every = at.numbers(Kind.OPTIMIZER_STATE, phase)
+    return max((value for (_, path), value in every if path == "['step']" and value is not None), default=None)
 
 
 def _has_trained(begins: At, whole: At) -> bool:
     """Whether a run's optimizer had stepped as it began, more often than the other run's as that began.
 
-    More often: the other's had not, it counts fewer steps, or one of them has no counts.
-
     Args:
         begins: first step of the run.
         whole: first step of the other.
     """
-    if not _has_stepped(begins):
-        return False
-    if not _has_stepped(whole):
-        return True
-    late, other = steps_counted(begins, Phase.START), steps_counted(whole, Phase.START)
-    return late is None or other is None or late > other
+    late, other = _age(begins), _age(whole)
+    return late > other or late == np.inf
 
 
-def _has_stepped(at: At) -> bool:
-    """Whether optimizer states at the start of a step count any steps; without counts, whether any moment is not 0.
+_MOMENTS = ("exp_avg", "momentum", "square_avg")
 
-    That is its mean; moments are states with `exp_avg`, `momentum` or `square_avg` in their path.
+
+def _age(at: At) -> float:
+    """How many steps optimizer states count as a step begins; without counts, infinity if any moment is not 0.
+
+    Of a moment, a state with any of `_MOMENTS` in its path, that is the mean.
     """
-    states = at.numbers(Kind.OPTIMIZER_STATE, Phase.START)
-    counts = [number.value for number in states if number.path == "['step']"]
-    if counts:
-        return any(value is not None and value > 0 for value in counts)
-    moments = ("exp_avg", "momentum", "square_avg")
-    return any(number.value for number in states if any(name in number.path for name in moments))
+    counted, states = steps_counted(at, Phase.START), at.numbers(Kind.OPTIMIZER_STATE, Phase.START)
+    moved = any(value for (_, path), value in states if any(name in path for name in _MOMENTS))
+    return counted if counted is not None else np.inf if moved else 0.0
 
 
 # --- what it goes on with, part by part
 
 
 RATES = "learning rates and schedulers"
+PLACE = "place in the data"
 _AVERAGE_CLASSES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverage")
 """Classes of models that hold a moving average of another."""
 
 
-def resumption_of(resume: ResumePoint, bits: str, *, is_cut: bool) -> Resumption:
+def resumption_of(resume: ResumePoint, *, is_cut: bool) -> Resumption:
     """What the resumed run restored of each part of a checkpoint; reads the common steps of both runs.
 
     With `is_cut`, the place in the data is UNSEEN unless it was restored.
 
     Args:
         resume: which run goes on from which.
-        bits: " in bits" where values may count as equal that are not, else "".
         is_cut: whether ranks or calls are put together, so that a batch of one run need not be one of the other.
     """
     where = place(resume)
     if is_cut and where.state is not Restored.YES:
         where = Part(PLACE, Restored.UNSEEN, "a batch is cut differently")
     parts = (
-        tensors(resume, Kind.PARAM, bits),
-        tensors(resume, Kind.BUFFER, bits),
-        tensors(resume, Kind.OPTIMIZER_STATE, bits),
-        numbers(resume, RATES, lambda _, path: path.endswith("['lr']"), resume.steps()),
-        numbers(resume, "scaler", lambda fqn, _: fqn == SCALER, [resume.firsts]),
+        *(tensors(resume, kind) for kind in STATE_KINDS),
+        numbers(resume, RATES, resume.steps()),
+        numbers(resume, "scaler", [resume.firsts]),
         *random(resume),
         where,
         counters(resume),
@@ -515,10 +497,58 @@ def resumption_of(resume: ResumePoint, bits: str, *, is_cut: bool) -> Resumption
     return Resumption(resume.late, resume.there.step, resume.begins.step, resume.sign, parts)
 
 
+class Held(NamedTuple):
+    """What both runs have of a part in one step: the first in which any of it differs, else the last with any.
+
+    Attributes:
+        steps: in how many steps up to there both have any.
+        both: how many values both have.
+        differ: names of those that differ, sorted.
+        late: all values of the resumed run, by name.
+        whole: those of the other run.
+        since: `from step 7 on`; "" in the first step.
+    """
+
+    steps: int = 0
+    both: int = 0
+    differ: Sequence[Any] = ()
+    late: Mapping[Any, Any] = {}
+    whole: Mapping[Any, Any] = {}
+    since: str = ""
+
+
+def held(resume: ResumePoint, steps: Iterable[tuple[At, At]], read: Callable[[At], Mapping[Any, Any]]) -> Held:
+    """What both runs have of a part, in pairs of corresponding steps, as `read` gives it by name of each step."""
+    found = Held()
+    for sides in steps:
+        late, whole = map(read, sides)
+        both = late.keys() & whole.keys()
+        differ = sorted(name for name in both if late[name] != whole[name])
+        if both:
+            found = Held(found.steps + 1, len(both), differ, late, whole, resume.since(*sides))
+        if differ:
+            break
+    return found
+
+
+def _state_of(found: Held) -> Restored:
+    """UNSEEN where neither run has a value that the other has, NO where any differs."""
+    return Restored.NO if found.differ else Restored.YES if found.steps else Restored.UNSEEN
+
+
+def holds_part(site: Site, part: Part) -> bool:
+    """Whether a record is of this part of a checkpoint: its generator's start state, a batch, or an optimizer state."""
+    if site.kind is Kind.RNG:
+        return site.phase is Phase.START and part.generator == generator_of(site)
+    if site.kind is Kind.BATCH:
+        return part.part == PLACE
+    return site.kind is Kind.OPTIMIZER_STATE and part.part == site.kind.several
+
+
 # --- tensors
 
 
-def tensors(resume: ResumePoint, kind: Kind, bits: str) -> Part:
+def tensors(resume: ResumePoint, kind: Kind) -> Part:
     """Part: parameters, buffers or optimizer states.
 
     YES if all that both have are equal, NO if any differs. Of states, one that a run lacks differs; but if the resumed
@@ -528,48 +558,34 @@ def tensors(resume: ResumePoint, kind: Kind, bits: str) -> Part:
     Args:
         resume: which run goes on from which.
         kind: PARAM, BUFFER or OPTIMIZER_STATE.
-        bits: " in bits" or "", put behind `differ`.
     """
-    name, code, is_state = kind.several, kind_code(kind), kind is Kind.OPTIMIZER_STATE
-    if kind.value not in resume.kinds:
+    name, is_state = kind.several, kind is Kind.OPTIMIZER_STATE
+    if not resume.watches(kind):
         return Part(name, Restored.UNSEEN)
     if resume.had is None:
         return Part(name, Restored.UNSEEN, f"step {resume.there.step - 1} of {resume.whole} is not on record")
-    began, there = (
-        {tensor: value for tensor, value in held.items() if tensor[0] == code and not _is_copy(tensor[1])}
-        for held in (resume.begins.tensors(Phase.START), resume.had)
-    )
+    began, there = (_of_kind(values, kind) for values in (resume.begins.tensors(Phase.START), resume.had))
     # a state that is recorded as its optimizer first steps was not seen as this step began
     unseen_yet = resume.begins.recorded_in(Phase.START) - began.keys() if is_state else there.keys() ^ began.keys()
     both = (there.keys() | began.keys()) - unseen_yet
     if not both:
         return Part(name, Restored.UNSEEN, "none on record", matters=False)
     differ = sorted(tensor for tensor in both if began.get(tensor) != there.get(tensor))
-    missing = 0 if is_state else len(there.keys() - began.keys())
-    unseen = f"; {missing} more not recorded in {resume.late}" if missing else ""
     if not differ:
-        return Part(name, Restored.YES, f"all {len(both)}{unseen}")
-    if is_state and (counted := _step_counts(resume)) is not None:
-        return Part(name, Restored.NO, f"step {' -> '.join(resume.ab(*counted))}", *resume.ab(*counted))
-    if not began and _ends_equal(resume):  # it was there and nobody looked
+        return Part(name, Restored.YES, f"all {len(both)}")
+    late, whole = (steps_counted(side, Phase.OPTIMIZER) for side in resume.firsts)
+    if is_state and None not in {late, whole} and late != whole:
+        return Part(name, Restored.NO, f"step {resume.both(f'{late:g}', f'{whole:g}')}")
+    left = [_of_kind(side.tensors(Phase.OPTIMIZER), kind) for side in resume.firsts]
+    if not began and left[0] and left[0] == left[1]:  # it was there and nobody looked
         return Part(name, Restored.UNSEEN, f"not as {resume.late} begins, equal after its first step")
     named = some([f"{key_of(path)} of {fqn}" if path else fqn for _, fqn, path in differ], 2)
-    return Part(name, Restored.NO, f"{len(differ)} of {len(both)} differ{bits}, {named}{unseen}")
+    return Part(name, Restored.NO, f"{len(differ)} of {len(both)} differ, {named}")
 
 
-def _ends_equal(resume: ResumePoint) -> bool:
-    """Whether optimizer states after the resumed run's first step are on record and equal in both runs."""
-    left = [{of: value for of, value in at.tensors(Phase.OPTIMIZER).items() if of[0] == _STATE} for at in resume.firsts]
-    return bool(left[0]) and left[0] == left[1]
-
-
-def _step_counts(resume: ResumePoint) -> tuple[str, str] | None:
-    """Steps that optimizer states count after the first common step: (resumed run, other), as texts.
-
-    None where they are equal, or either has none.
-    """
-    late, whole = (steps_counted(side, Phase.OPTIMIZER) for side in resume.firsts)
-    return None if late is None or whole is None or late == whole else (f"{late:g}", f"{whole:g}")
+def _of_kind(values: Mapping[Tensor, int], kind: Kind) -> dict[Tensor, int]:
+    """Those of a kind that are of no copy of a model."""
+    return {tensor: value for tensor, value in values.items() if tensor[0] == kind_code(kind) and not _is_copy(tensor)}
 
 
 def copies(resume: ResumePoint) -> Part:
@@ -577,65 +593,53 @@ def copies(resume: ResumePoint) -> Part:
 
     Looked for as long as all else agrees after each step; UNSEEN where none is on record by then.
     """
-    name = "averaged copies"
+    found, name = Held(), "averaged copies"
     for sides in resume.steps():
-        late, whole = ({of: v for of, v in at.tensors(Phase.START).items() if _is_copy(of[1])} for at in sides)
-        mine, theirs = late | _products(sides[0]), whole | _products(sides[1])
-        held = mine.keys() & theirs.keys()
-        differ = [tensor[1] for tensor in held if mine[tensor] != theirs[tensor]]
-        if held and not differ:
-            return Part(name, Restored.YES, f"all {len(held)}")
-        if differ:
-            return Part(name, Restored.NO, f"{len(differ)} of {len(held)} differ, {min(differ)}")
-        ends = [{of: v for of, v in at.tensors(Phase.OPTIMIZER).items() if not _is_copy(of[1])} for at in sides]
-        if ends[0] != ends[1]:
+        found = held(resume, [sides], _copies)
+        ends = [{of: v for of, v in at.tensors(Phase.OPTIMIZER).items() if not _is_copy(of)} for at in sides]
+        if found.steps or ends[0] != ends[1]:
             break
-    none = "none on record before the parameters differ" if Kind.PRODUCT.value in resume.kinds else ""
-    return Part(name, Restored.UNSEEN, none, matters=False)
+    state = _state_of(found)
+    if state is Restored.UNSEEN:
+        return Part(name, state, "none on record before the parameters differ", matters=False)
+    text = f"{len(found.differ)} of {found.both} differ, {found.differ[0][1]}" if found.differ else f"all {found.both}"
+    return Part(name, state, text)
 
 
-def _products(side: At) -> dict[Tensor, int]:
-    """Checksums of averaged copies of single tensors, which scripts keep outside of any model."""
-    rows = side.rows([Kind.PRODUCT], Phase.OPTIMIZER)
-    return {tensor_of(side.sites, number): int(side.batch.checksum[row]) for row, number in rows}
+def _copies(at: At) -> dict[Tensor, int]:
+    """Checksums of averaged copies: of models as the step begins, of tensors that scripts keep outside of any model."""
+    kept = {
+        tensor_of(at.sites, site): int(at.batch.checksum[row]) for row, site in at.rows([Kind.PRODUCT], Phase.OPTIMIZER)
+    }
+    return {tensor: value for tensor, value in at.tensors(Phase.START).items() if _is_copy(tensor)} | kept
 
 
-def _is_copy(fqn: str) -> bool:
-    """Whether the root of a name is an averaged or evaluation copy of a model."""
-    root = fqn.partition(".")[0]
+def _is_copy(tensor: Tensor) -> bool:
+    """Whether the root of a tensor's name is an averaged or evaluation copy of a model."""
+    root = tensor[1].partition(".")[0]
     return EVALUATED in root or root.startswith(_AVERAGE_CLASSES)
 
 
 # --- settings and counters
 
 
-def numbers(resume: ResumePoint, name: str, wanted: Callable[[str, str], bool], steps: Iterable[tuple[At, At]]) -> Part:
-    """Part: hyper-parameters that are numbers; NO at the first step in which any differs.
+def numbers(resume: ResumePoint, name: str, steps: Iterable[tuple[At, At]]) -> Part:
+    """Part: learning rates (`RATES`), else those of the scaler; NO at the first step in which any differs."""
 
-    UNSEEN where no step has one in both runs.
+    def read(at: At) -> dict[tuple[str, str], float]:
+        """The numbers that count, by optimizer and path."""
+        every = at.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
+        wanted = ((of, value) for of, value in every if (of[1].endswith("['lr']") if is_rate else of[0] == SCALER))
+        return {of: value for of, value in wanted if value is not None}
 
-    Args:
-        resume: which run goes on from which.
-        name: of the part.
-        wanted: which count, by optimizer and path.
-        steps: of the resumed run, and of the other.
-    """
-    seen = 0
-    for sides in steps:
-        late, whole = (
-            {(number.fqn, number.path): number.value for number in at.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)}
-            for at in sides
-        )
-        both = [key for key in late.keys() & whole.keys() if wanted(*key) and None not in (late[key], whole[key])]
-        seen += bool(both)
-        other = min((key for key in both if late[key] != whole[key]), default=None)
-        if other is not None:
-            values, since = (f"{late[other]:.6g}", f"{whole[other]:.6g}"), resume.since(*sides)
-            text = f"{key_of(other[1])} {' -> '.join(resume.ab(*values))}{f' {since}' if since else ''}"
-            return Part(name, Restored.NO, text, *resume.ab(*values))
-    if seen:
-        return Part(name, Restored.YES, f"equal in {count(seen, 'step')}")
-    return Part(name, Restored.UNSEEN, "" if name == RATES else "none on record", matters=name == RATES)
+    is_rate = name == RATES
+    found = held(resume, steps, read)
+    if not found.differ:
+        text = f"equal in {count(found.steps, 'step')}" if found.steps else "" if is_rate else "none on record"
+        return Part(name, _state_of(found), text, matters=is_rate or bool(found.steps))
+    first = found.differ[0]
+    values = resume.both(f"{found.late[first]:.6g}", f"{found.whole[first]:.6g}")
+    return Part(name, Restored.NO, f"{key_of(first[1])} {values} {found.since}".rstrip())
 
 
 def counters(resume: ResumePoint) -> Part:
@@ -643,22 +647,24 @@ def counters(resume: ResumePoint) -> Part:
 
     YES if all are equal, UNSEEN for none. `batch` only where both accumulate alike. Nothing rests on it.
     """
-    late, whole = (side.reader.labels.get(side.step, {}) for side in resume.firsts)
-    # one step may be so many batches in one run, and fewer in the other
-    counted = ("global_step", "epoch", *["batch"] * (late.get("accumulation") == whole.get("accumulation")))
-    names = [label for label in counted if label in late and label in whole]
-    state = Restored.YES if all(late[label] == whole[label] for label in names) else Restored.NO
-    each = [
-        f"{name} {' -> '.join(dict.fromkeys(resume.ab(label_text(late[name]), label_text(whole[name]))))}"
-        for name in names
-    ]
-    return Part("counters", state if names else Restored.UNSEEN, ", ".join(each), matters=False)
 
+    def read(at: At) -> dict[tuple[str, Label | None], str]:
+        """Labels by name; of batches, with how many are accumulated."""
+        labels = at.reader.labels.get(at.step, {})
+        named = {"global_step": None, "epoch": None, "batch": labels.get("accumulation")}
+        return {(name, of): label_text(labels[name]) for name, of in named.items() if name in labels}
 
-PLACE = "place in the data"
+    found = held(resume, [resume.firsts], read)
+    both = [(name, of, found.whole[name]) for name, of in found.late.items() if name in found.whole]
+    text = ", ".join(f"{name[0]} {resume.both(one, two)}" for name, one, two in both)
+    return Part("counters", _state_of(found), text, matters=False)
 
 
 # --- random states
+
+
+_MAX_LATER_STEPS = 8
+"""Steps in which a generator is looked for."""
 
 
 def random(resume: ResumePoint) -> list[Part]:
@@ -667,64 +673,44 @@ def random(resume: ResumePoint) -> list[Part]:
     A state that differs does not matter where neither run drew from it in the steps compared. One part, UNSEEN, where
     either capture did not record random states.
     """
-    if Kind.RNG.value not in resume.kinds:
+    if not resume.watches(Kind.RNG):
         return [Part("random states", Restored.UNSEEN)]
-    late, whole = (side.random_states() for side in resume.firsts)
-    *_, ends = resume.firsts, *resume.steps()
+    firsts, *_, lasts = resume.firsts, *resume.steps()
+    begun = {name for side in firsts for name, states in side.random_states().items() if BEGUN in states}
     parts = []
-    for key in sorted(late.keys() | whole.keys()):
-        if key[1] is Phase.START:
-            state, text = _restored(resume, key, late.get(key), whole.get(key))
-            unused = state is Restored.NO and all(_is_unused(key, *of) for of in zip(resume.firsts, ends, strict=True))
-            text = "nothing drew from it in the steps compared" if unused else text
-            parts.append(Part(f"random state of {key[0]}", state, text, matters=not unused, generator=key[0]))
+    for name in sorted(begun):
+        state, text = _restored(resume, name)
+        ends = [[side.random_states().get(name, {}) for side in sides] for sides in (firsts, lasts)]
+        # no draw is on record in the first step and in the last, and both begin with one state
+        unused = state is Restored.NO and firsts[0].step != lasts[0].step
+        unused = unused and ends[0] == ends[1] and all(states.keys() == {BEGUN} for states in ends[0])
+        text = "nothing drew from it in the steps compared" if unused else text
+        parts.append(Part(f"random state of {name}", state, text, matters=not unused, generator=name))
     return parts
 
 
-def _restored(resume: ResumePoint, key: StateKey, late: State | None, whole: State | None) -> tuple[Restored, str]:
+def _restored(resume: ResumePoint, name: str) -> tuple[Restored, str]:
     """Whether a generator's state was restored, and a remark: by its start states, else by a later common record.
 
     Later records are its draws in the first common step, else its start states in the `_MAX_LATER_STEPS` steps after
     that; the first that both have decides. UNSEEN where only one run has it on record, or had drawn from it, or none
     follows.
-
-    Args:
-        resume: which run goes on from which.
-        key: generator, phase START, module and call.
-        late: its state as the resumed run begins; None without a record.
-        whole: its state in the other run then; None without a record.
     """
-    if late is None or whole is None:
-        return Restored.UNSEEN, f"on record in {resume.whole if late is None else resume.late} only"
-    if late[1] is not whole[1]:
-        return (
-            Restored.UNSEEN,
-            f"nothing had drawn from it in {resume.late if late[1] is Status.VALUE else resume.whole}",
-        )
-    if late[0] == whole[0]:
-        return Restored.YES, "nothing had drawn from it in either run" if late[1] is Status.VALUE else ""
-    for place, sides in zip(range(_MAX_LATER_STEPS + 1), resume.steps(), strict=False):
-        mine, theirs = (side.random_states() for side in sides)
-        both = mine.keys() & theirs.keys()
-        within = [one for one in both if one[0] == key[0] and (one == key if place else one[1] is not Phase.START)]
-        if within:
-            same = all(mine[one] == theirs[one] for one in within)
-            return (Restored.YES, "within the first step") if same else (Restored.NO, "")
+    for after, sides in zip(range(_MAX_LATER_STEPS + 1), resume.steps(), strict=False):
+        late, whole = (side.random_states().get(name, {}) for side in sides)
+        if not after:
+            one, two = late.pop(BEGUN, None), whole.pop(BEGUN, None)
+            if one is None or two is None:
+                return Restored.UNSEEN, f"on record in {resume.whole if one is None else resume.late} only"
+            if one[1] is not two[1]:
+                untouched = resume.late if one[1] is Status.VALUE else resume.whole
+                return Restored.UNSEEN, f"nothing had drawn from it in {untouched}"
+            if one == two:
+                return Restored.YES, ""
+        both = late.keys() & whole.keys()
+        if both := both & {BEGUN} if after else both:
+            return Restored.YES if all(late[at] == whole[at] for at in both) else Restored.NO, ""
     return Restored.UNSEEN, f"another one when {resume.late} begins, and nothing later is on record"
-
-
-_MAX_LATER_STEPS = 8
-"""Steps in which a generator is looked for."""
-
-
-def _is_unused(key: StateKey, first: At, last: At) -> bool:
-    """Whether nothing drew from a generator from step `first` to step `last` of a run.
-
-    That is, no draw is on record in these two, and its states as they begin are equal. False where they are one step.
-    """
-    states = first.random_states(), last.random_states()
-    drawn = any(one[0] == key[0] and one[1] is not Phase.START for of in states for one in of)
-    return not drawn and first.step != last.step and key in states[0] and states[0][key] == states[1].get(key)
 
 
 # --- data
@@ -733,31 +719,22 @@ def _is_unused(key: StateKey, first: At, last: At) -> bool:
 def place(resume: ResumePoint) -> Part:
     """Part: place in the data, by the batches of all common steps; NO at the first step with another batch.
 
-    In its first step the resumed run may read others before, to get there; a loader is passed over in it where only one
-    run read batches, or the resumed run read just the other's last ones. Without batches that can be compared in that
-    step, by the inputs of root modules in it; UNSEEN without these.
+    In its first step either run may read others before, to get there: the last counts. Where batches are not on record,
+    by the inputs of root modules in that step; UNSEEN without these.
     """
-    seen = 0
-    for late, whole in resume.steps() if Kind.BATCH.value in resume.kinds else ():
-        mine, theirs, begins = late.batches(), whole.batches(), late.step == resume.begins.step
-        for loader in sorted(mine.keys() | theirs.keys()):
-            here, there = mine.get(loader, []), theirs.get(loader, [])
-            if begins and (not (here and there) or there[-len(here) :] == here != there):
-                continue  # either run may have read ahead, or thrown the others away: what the models are given tells
-            if (here[-len(there) :] if begins else here) != there:
-                other = f"{resume.late} reads another batch" if here else f"{resume.late} reads no batch"
-                return Part(PLACE, Restored.NO, f"{resume.since(late, whole)} {other}".strip())
-            seen += 1
-        if begins and not seen:
-            break
-    if seen:
-        return Part(PLACE, Restored.YES, f"{count(seen, 'batch', 'batches')} equal")
-    given, given_whole = (_inputs(side) for side in resume.firsts)  # where no batch is on record
-    shared = given.keys() & given_whole.keys()
-    if not shared:
-        return Part(PLACE, Restored.UNSEEN)
-    same = all(given[at] == given_whole[at] for at in shared)
-    return Part(PLACE, Restored.YES if same else Restored.NO, f"the model's inputs {'are equal' if same else 'differ'}")
+    begin = {(side.reader, side.step) for side in resume.firsts}
+
+    def read(at: At) -> dict[str, list[BatchValues]]:
+        """Batches by loader."""
+        return {of: each[-1:] if (at.reader, at.step) in begin else each for of, each in at.batches().items()}
+
+    found = held(resume, resume.steps() if resume.watches(Kind.BATCH) else (), read)
+    if found.steps:
+        text = f"{found.since} {resume.late} reads another batch".lstrip()
+        return Part(PLACE, _state_of(found), text if found.differ else f"equal in {count(found.steps, 'step')}")
+    found = held(resume, [resume.firsts], _inputs)
+    words = f"the model's inputs {'differ' if found.differ else 'are equal'}"
+    return Part(PLACE, _state_of(found), words if found.steps else "")
 
 
 def _inputs(side: At) -> dict[tuple[str, int, str], int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from introspect_cli.compare.evidence import Evidence, Known, Thing, with_state
@@ -239,7 +238,6 @@ _TOLD: Final[Mapping[str, str]] = {
     "blind-both": "[About {blind:,} of {all} could not be observed, so they are not compared.]",
     "unopened": "[{steps:,} later steps were not compared: the first divergence does not depend on them (see --map).]",
     "noise-unused": "The noise runs are not used: they do not show what another layout changes.",
-    "on-some-ranks": "On {ranks} alone a setting differs: {change} ({source}).",
     # two implementations of one model
     "port": "The runs share almost no names: parameters were paired by what they hold, and step {step} alone is "
     "compared, where values agree within {close:g} (--rtol sets another).",
@@ -581,7 +579,7 @@ _NAMED = 3
 
 def head_of(resumed: Resumption) -> str:
     """Sentence on the first `_NAMED` parts that a resumed run lost; or that it restored all that was recorded."""
-    unseen = [replace(part, text="") for part in resumed.unseen]
+    unseen = [part._replace(text="") for part in resumed.unseen]
     lost, not_seen = (some(parts_words(parts), _NAMED) for parts in (resumed.lost, unseen))
     run = {"run": resumed.run, "step": resumed.at - 1, "whole": resumed.whole}
     drew = any(part.generator for part in resumed.lost)

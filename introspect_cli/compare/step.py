@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -33,9 +33,6 @@ from introspect_cli.compare.table import (
     Codes,
     Learned,
     Table,
-    kind_code,
-    of_kinds,
-    phase_code,
     plain_of,
 )
 from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, ModuleInfo, Phase, Site, Status, Summary
@@ -47,61 +44,23 @@ if TYPE_CHECKING:
     from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.resumed import Beginning
     from introspect_cli.compare.table import Table
+    from introspect_cli.records import Layout
     from introspect_cli.store.batch import StepBatch
 
 
-class Calls:
-    """When modules run in a step, by the order of their inputs and outputs in run a.
+class Call(NamedTuple):
+    """One call of a module in a step's forward pass.
 
-    With ranks put together, whose modules run at the same time, nothing is said of what runs inside what.
+    Attributes:
+        number: of the call, among those of the module.
+        begun: order of its first input.
+        ended: order of its last output.
     """
 
-    def __init__(self, table: Table, comparison: Comparison) -> None:
-        """Keep the table; calls are looked up at the first question."""
-        self._table, self._of = table, comparison.of
-        self._is_gathered = comparison.gathered is not None
-
-    def around(self, fqn: str, order: float) -> tuple[str, float, int] | None:
-        """(FQN, order of the start, call number) of the innermost call that runs at `order`, of any module but `fqn`.
-
-        A call that begins or ends at exactly `order` does not run then. None for none, and always with ranks put
-        together.
-        """
-        if self._is_gathered:
-            return None
-        calls, begun, ended = self._spans
-        running = np.flatnonzero((begun < order) & (ended > order))
-        others = [at for at in running.tolist() if calls[at][0] != fqn]
-        at = max(others, key=begun.__getitem__, default=None)
-        return None if at is None else (calls[at][0], float(begun[at]), calls[at][1])
-
-    def spans_of(self, fqn: str) -> list[tuple[float, float]]:
-        """(order of the first input, order of the last output) of each call of a module; calls without either left out.
-
-        With ranks put together one infinite span.
-        """
-        if self._is_gathered:
-            return [(-np.inf, np.inf)]
-        calls, begun, ended = self._spans
-        return [(begun[at], ended[at]) for at, (name, _) in enumerate(calls) if name == fqn]
-
-    @cached_property
-    def _spans(self) -> tuple[list[tuple[str, int]], Any, Any]:
-        """((FQN, call number) of each call, order of its first input, order of its last output); computed once.
-
-        A list and two arrays of one length. Calls without an input, or without an output, are left out.
-        """
-        begun: dict[tuple[str, int, int], float] = {}
-        ended: dict[tuple[str, int, int], float] = {}
-        orders, alignment = self._table.order_of, self._table.alignment
-        for of, kind, outer in ((begun, Kind.INPUT, min), (ended, Kind.OUTPUT, max)):
-            for union in self._of(kind, FORWARD).tolist():
-                if np.isfinite(order := float(orders[union])):
-                    call = alignment.fqn[union], int(alignment.call[union]), int(alignment.phase[union])
-                    of[call] = outer(order, of.get(call, order))
-        calls = [call for call in begun if call in ended]
-        spans = np.array([(begun[call], ended[call]) for call in calls]).reshape(-1, 2)
-        return [call[:2] for call in calls], spans[:, 0], spans[:, 1]
+    fqn: str
+    number: int
+    begun: float
+    ended: float
 
 
 # --- the step
@@ -134,21 +93,18 @@ class Step:
         self.alignment, self.of_call = table.alignment, table.alignment.of_call
         self.begins, self.learned = begins, learned
         self.sites = [table.alignment.site(site) for site in self.divergences.site.tolist()]
-        self.is_gathered = comparison.gathered is not None
+        self.is_gathered = comparison.is_whole
+        self._orders = self.divergences.order.tolist()
+        self._tensors = [(name, -np.inf) for name in begins.names]
         self._first: dict[tuple[Phase, Kind], float] = {}
-        self._differing: set[tuple[Phase, Kind, str, int]] = set()
-        self._inside: dict[str, list[float]] = {}
         self._one_sided: dict[str, tuple[set[str], dict[str, int]]] = {}
         self._by_kind: dict[tuple[Kind, str], list[int]] = {}
-        for position, (site, order) in enumerate(zip(self.sites, self.divergences.order.tolist(), strict=True)):
+        for position, (site, order) in enumerate(zip(self.sites, self._orders, strict=True)):
             if site.kind is not Kind.PRODUCT:  # what was saved before is made of the same, and nothing is made of it
                 self._first.setdefault((site.phase, site.kind), order)
-            self._differing.add((site.phase, site.kind, site.fqn, site.call))
             self._by_kind.setdefault((site.kind, site.fqn), []).append(position)
-            if site.phase in FORWARD:
-                itself = (site.fqn,) if site.kind is Kind.OP_OUTPUT else ()  # an operator runs inside its module
-                for head in (*itself, *ancestors(site.fqn)) if self.is_gathered else ("", site.fqn)[: 2 - len(itself)]:
-                    self._inside.setdefault(head, []).append(order)
+            if site.kind in _TENSORS and site.phase in _BEFORE_USE:
+                self._tensors.append((site.fqn, order))
 
     # --- what it belongs to
 
@@ -178,8 +134,7 @@ class Step:
         kinds = self.comparison.kinds
         if Kind.OUTPUT not in kinds or Kind.OP_OUTPUT in kinds or any(self.modules):
             return False
-        calls = [kind_code(kind) for kind in (Kind.INPUT, Kind.OUTPUT)]
-        return not np.isin(self.alignment.kind, calls).any()
+        return not self.alignment.are(Kind.INPUT, Kind.OUTPUT).any()
 
     def known(self, sites: Ids | Sequence[int], before: float = np.inf, *, every: bool = False) -> Known:
         """What is known of these sites in this step together: the first of DIFFERS, FORM, WITHIN, EQUAL that any has.
@@ -225,7 +180,8 @@ class Step:
 
     def differs(self, phase: Phase, kind: Kind, fqn: str, call: int) -> bool:
         """Whether any divergence of the step has this phase, kind, FQN and call, whatever its path."""
-        return (phase, kind, fqn, call) in self._differing
+        sites = (self.sites[position] for position in self.differing(kind, fqn))
+        return any((site.phase, site.call) == (phase, call) for site in sites)
 
     def differing(self, kind: Kind, fqn: str) -> list[int]:
         """Positions of the divergences with this kind and FQN, in order; [] for none."""
@@ -238,8 +194,14 @@ class Step:
         module, but not the module's own inputs, outputs and the like; its operators' outputs do. With ranks put
         together only those of modules below its name count, and its operators.
         """
-        of_all, of_it = (_count_between(self._inside.get(name, []), low, high) for name in ("", fqn))
-        return of_it > 0 if self.is_gathered else of_all > of_it
+        first, last = bisect_left(self._orders, low), bisect_right(self._orders, high)
+        return any(site.phase in FORWARD and self._runs_inside(site, fqn) for site in self.sites[first:last])
+
+    def _runs_inside(self, site: Site, fqn: str) -> bool:
+        """Whether a record between the beginning and the end of a module's call was made inside it."""
+        if site.fqn == fqn:
+            return site.kind is Kind.OP_OUTPUT  # an operator runs inside its module
+        return not self.is_gathered or site.fqn.startswith(f"{fqn}.")
 
     def one_sided(self, side: str) -> tuple[set[str], dict[str, int]]:
         """Of divergences that run `side` alone has: (their FQNs, by FQN and each ancestor the first position).
@@ -269,23 +231,19 @@ class Step:
             union: number of the site.
             side: `a` or `b`.
         """
-        table, alignment, comparison = self.table, self.alignment, self.comparison
+        table, alignment, second = self.table, self.alignment, side == "b"
+        reader = self.comparison.b if second else self.comparison.a
+        batch, step = (table.b, table.step_b) if second else (table.a, table.step)
         of = alignment.kind[union], alignment.path[union]
         alike = [u for u in alignment.by_fqn[alignment.fqn[union]] if (alignment.kind[u], alignment.path[u]) == of]
-        reader, batch, step = (
-            (comparison.a, table.a, table.step) if side == "a" else (comparison.b, table.b, table.step_b)
-        )
-        rows, now = table.rows_of(side), table.number("sequence", union, side)
-        found = [rows[u] for u in alike if u in rows and now is not None and batch.sequence[rows[u]] < now]
-        if found:
-            return batch, max(found, key=batch.sequence.__getitem__)
-        ids = alignment.ids[side == "b"]
-        for number in range(step - 1, max(step - 1 - (1 if reader.thinned else _MAX_STEPS_BACK), -1), -1):
+        now = table.number("sequence", union, side) or 0
+        for number in range(step, max(step - 1 - (1 if reader.thinned else _MAX_STEPS_BACK), -1), -1):
             if number in reader:
-                batch = reader.read(number)
-                found = np.flatnonzero(np.isin(ids[batch.site], alike)).tolist()
-                if found:
-                    return batch, max(found, key=batch.sequence.__getitem__)
+                records = batch if number == step else reader.read(number)
+                rows = np.flatnonzero(np.isin(alignment.ids[second][records.site], alike))
+                rows = rows[records.sequence[rows] < now] if number == step else rows
+                if len(rows):
+                    return records, int(rows[np.argmax(records.sequence[rows])])
         return None
 
     def last_text(self, union: int, side: str) -> str | None:
@@ -328,35 +286,32 @@ class Step:
         return float(earliest) if np.isfinite(earliest) else None
 
     @cached_property
-    def calls(self) -> Calls:
-        """Lookups of module calls of this step; created once."""
-        return Calls(self.table, self.comparison)
+    def calls(self) -> list[Call]:
+        """Calls of modules that have an input and an output; none of ranks put together, whose modules run at once."""
+        spans: dict[tuple[str, int, int], list[float]] = {}
+        for end, kind, outer in ((0, Kind.INPUT, min), (1, Kind.OUTPUT, max)):
+            for union in [] if self.is_gathered else self.of(kind, FORWARD).tolist():
+                call = self.alignment.fqn[union], int(self.alignment.call[union]), int(self.alignment.phase[union])
+                order = float(self.table.order_of[union])
+                if np.isfinite(order):
+                    span = spans.setdefault(call, [np.inf, -np.inf])
+                    span[end] = outer(span[end], order)
+        return [Call(*call[:2], *span) for call, span in spans.items() if np.isfinite(span).all()]
+
+    def around(self, fqn: str, order: float) -> Call | None:
+        """The innermost call that runs at `order`, of any module but `fqn`; None for none.
+
+        A call that begins or ends at exactly `order` does not run then.
+        """
+        running = (call for call in self.calls if call.begun < order < call.ended and call.fqn != fqn)
+        return max(running, key=lambda call: call.begun, default=None)
 
     def tensors_differ(self, fqn: str, order: float) -> bool:
-        """Whether a parameter or buffer at or below the module differs before `order`, or as the step begins.
+        """Whether a parameter or buffer below the module differs before `order`, or as the step begins.
 
         Only records of the phases `start` and `optimizer` count, not those within the forward pass.
         """
-        return self._tensors_from.get(fqn, np.inf) < order
-
-    @cached_property
-    def _tensors_from(self) -> dict[str, float]:
-        """By module, the lowest order at which a parameter or buffer of it or of its submodules differs.
-
-        Only in the phases `_BEFORE_USE`; -inf if it does as the step begins (`begins`). Modules where none differs are
-        left out.
-        """
-        tensors = dict.fromkeys((head for name in self.begins.names for head in ancestors(name)), -np.inf)
-        for order, site in zip(self.divergences.order.tolist(), self.sites, strict=True):
-            if site.kind in _TENSORS and site.phase in _BEFORE_USE:
-                for head in ancestors(site.fqn):
-                    tensors[head] = min(order, tensors.get(head, np.inf))
-        return tensors
-
-
-def _count_between(orders: list[float], low: float, high: float) -> int:
-    """How many of `orders` (sorted) are from `low` to `high`, both inclusive."""
-    return bisect_right(orders, high) - bisect_left(orders, low)
+        return any(at < order and name.startswith(f"{fqn}.") for name, at in self._tensors)
 
 
 def unseen_inside(step: Step, fqn: str) -> list[str]:
@@ -478,7 +433,13 @@ def rests_on(step: Step, place: Place, edges: Iterable[Edge]) -> list[Evidence]:
     return [fact for edge in edges for fact in edge(step, place)]
 
 
-def _all_before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, needed: bool = False) -> Edge:
+LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
+"""The modules that a capture was told to leave out."""
+
+
+def _all_before(
+    thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, needed: bool = False, of_model: bool = False
+) -> Edge:
     """Edge: one fact on `thing`, the joint state of all records of these kinds and phases before `place.order`.
 
     DIFFERS if any differs; records that were not seen are left out, and it is UNSEEN where no others are there.
@@ -488,12 +449,14 @@ def _all_before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase],
         kinds: kinds of the records.
         phases: phases of the records.
         needed: as in `Evidence`: whether nothing can be concluded where none was seen.
+        of_model: whether the fact is `LEFT_OUT` where they agree, but a capture was told to leave modules out.
     """
 
     def edge(step: Step, place: Place) -> list[Evidence]:
         sites = np.concatenate([step.of(kind, phases) for kind in kinds])
         state = step.known(sites, place.order)
-        return [Evidence(thing, state, needed)]
+        left_out = of_model and state in {Known.EQUAL, Known.WITHIN} and step.comparison.leaves_modules_out
+        return [LEFT_OUT if left_out else Evidence(thing, state, needed)]
 
     return edge
 
@@ -511,7 +474,7 @@ def random_at_start(step: Step, _place: Place) -> list[Evidence]:
         drawn = [number for number in step.of(Kind.RNG, FORWARD).tolist() if step.state[number]]
         if step.known(drawn) is Known.EQUAL:
             return []
-    ranks = step.comparison.gathered is not None  # each may have another
+    ranks = step.comparison.is_whole  # each may have another
     return [Evidence(Thing.RANDOM_AT_START, step.known(step.of(Kind.RNG, _START), every=ranks))]
 
 
@@ -566,11 +529,8 @@ def loading(step: Step, place: Place) -> list[Evidence]:
 
 def passed_over(step: Step, _place: Place) -> list[Evidence]:
     """Edge: PASSED_OVER as UNSEEN where either run did not record an evaluation in the step; nothing otherwise."""
-    return (
-        [Evidence(Thing.PASSED_OVER, Known.UNSEEN)]
-        if step.comparison.passes_over(step.number, step.table.step_b)
-        else []
-    )
+    passed = step.comparison.passes_over(step.number, step.table.step_b)
+    return [Evidence(Thing.PASSED_OVER, Known.UNSEEN)] if passed else []
 
 
 def inputs(step: Step, place: Place) -> list[Evidence]:
@@ -625,13 +585,8 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
     return facts
 
 
-def outputs(step: Step, place: Place) -> list[Evidence]:
-    """Edge: one fact, the joint state of all module outputs recorded before the place.
-
-    `LEFT_OUT` (UNSEEN) instead where these agree, but a capture was told to leave modules out.
-    """
-    state = step.known(step.of(Kind.OUTPUT, FORWARD), place.order)
-    return [_unless_left_out(step, Evidence(Thing.OUTPUTS, state, needed=True))]
+outputs = _all_before(Thing.OUTPUTS, (Kind.OUTPUT,), FORWARD, needed=True, of_model=True)
+"""All module outputs recorded before the place."""
 
 
 def unseen(step: Step, place: Place) -> list[Evidence]:
@@ -643,25 +598,8 @@ def unseen(step: Step, place: Place) -> list[Evidence]:
     return [Evidence(Thing.RAN_UNSEEN, Known.UNSEEN, of=some(names))] if names else []
 
 
-def forward(step: Step, place: Place) -> list[Evidence]:
-    """Edge: one fact, the joint state of all module inputs and outputs recorded before the place.
-
-    `LEFT_OUT` (UNSEEN) instead where these agree, but a capture was told to leave modules out.
-    """
-    return [_unless_left_out(step, flow) for flow in _flow(step, place)]
-
-
-_flow = _all_before(Thing.FORWARD, (Kind.INPUT, Kind.OUTPUT), FORWARD, needed=True)
-
-
-LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
-"""The modules that a capture was told to leave out."""
-
-
-def _unless_left_out(step: Step, fact: Evidence) -> Evidence:
-    """The fact, or `LEFT_OUT` where it is that things agree, and a capture was told to leave modules out."""
-    agrees = fact.known in {Known.EQUAL, Known.WITHIN}
-    return LEFT_OUT if agrees and step.comparison.leaves_modules_out else fact
+forward = _all_before(Thing.FORWARD, (Kind.INPUT, Kind.OUTPUT), FORWARD, needed=True, of_model=True)
+"""All module inputs and outputs recorded before the place."""
 
 
 def everything(step: Step, place: Place) -> list[Evidence]:
@@ -773,8 +711,7 @@ def trained(step: Step, place: Place) -> list[Evidence]:
 
 def updates_by_hand(step: Step) -> bool:
     """Whether neither run has, in any step, a hyper-parameter or a record of the optimizer phase."""
-    settings = of_kinds(step.alignment.kind, SETTING_KINDS)
-    return not (settings | (step.alignment.phase == phase_code(Phase.OPTIMIZER))).any()
+    return not (step.alignment.are(*SETTING_KINDS) | step.alignment.are(Phase.OPTIMIZER)).any()
 
 
 RESTS_ON: dict[str, tuple[Edge, ...]] = {
@@ -795,9 +732,6 @@ RESTS_ON: dict[str, tuple[Edge, ...]] = {
 """By the word of a reason, what its records rest on; what one case needs besides is added in `applies`."""
 
 
-_PASSES = frozenset({Phase.BACKWARD, Phase.FORWARD, Phase.EVAL, Phase.START})
-
-
 def terms_of(step: Step, site: Site, a: Summary | None) -> int:
     """Number of terms of the sum that gives run a's value at `site`; 0 where unknown.
 
@@ -813,34 +747,21 @@ def terms_of(step: Step, site: Site, a: Summary | None) -> int:
         return 0
     if site.kind is Kind.GRAD:
         owner = owner_of(site.fqn)
-        given = _largest_numel(step, Kind.GRAD_OUTPUT, owner) or _largest_numel(step, Kind.OUTPUT, owner)
-        return given // max(a.layout.shape[0], 1)
+        given = _layouts(step, owner, Kind.GRAD_OUTPUT) or _layouts(step, owner, Kind.OUTPUT)
+        return max((layout.numel for layout in given), default=0) // max(a.layout.shape[0], 1)
     if site.kind in {Kind.OUTPUT, Kind.GRAD_INPUT}:
-        held = step.comparison.tensors_in(site.fqn)
-        return max((_fan_in(step, name) for name in held), default=0)
+        held = [
+            of for name in step.comparison.tensors_in(site.fqn) for of in _layouts(step, name, Kind.PARAM, Kind.GRAD)
+        ]
+        return max((int(np.prod(layout.shape[1:])) for layout in held if len(layout.shape) > 1), default=0)
     return 0
 
 
-def _largest_numel(step: Step, kind: Kind, fqn: str) -> int:
-    """Number of elements of the largest value of a kind that run a recorded of a module in the step; 0 for none."""
-    rows = [
-        row for union in step.of(kind, _PASSES, fqn) if (row := step.table.rows_of("a").get(int(union))) is not None
-    ]
-    return int(step.table.layouts[0].numel[step.table.a.layout[rows]].max(initial=0))
-
-
-def _fan_in(step: Step, name: str) -> int:
-    """Product of a parameter's dimensions but the first, by run a's record of it or of its gradient in the step.
-
-    0 for fewer than two dimensions, or without a record.
-    """
-    for kind in (Kind.PARAM, Kind.GRAD):
-        for union in step.of(kind, frozenset(Phase), name):
-            row = step.table.rows_of("a").get(int(union))
-            if row is not None:
-                shape = step.comparison.a.layouts[int(step.table.a.layout[row])].shape
-                return int(np.prod(shape[1:])) if len(shape) > 1 else 0
-    return 0
+def _layouts(step: Step, fqn: str, *kinds: Kind) -> list[Layout]:
+    """Layouts of run a's records of these kinds under a name in the step."""
+    rows, layouts, alignment = step.table.rows_of("a"), step.comparison.a.layouts, step.alignment
+    sites = [u for u in alignment.by_fqn.get(fqn, []) if u in rows and KINDS[alignment.kind[u]] in kinds]
+    return [layouts[int(step.table.a.layout[rows[union]])] for union in sites]
 
 
 def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
@@ -858,7 +779,7 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
     a, b = (None if record is None else record.summary for record in records)
     info = next(record.info for record in records if record is not None)
     rel: float | None = None
-    fit: tuple[float, float] | None = None
+    times: float | None = None
     exact, differing = False, None
     if a is not None and b is not None and site.kind is not Kind.RNG:
         if Status.VALUE in (a.status, b.status):
@@ -870,15 +791,14 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
             # sketches leave infinities out, and where these are differs
             rel = float(relative_l2) if np.isfinite(relative_l2) and (finite or relative_l2) else None
             if a.layout.shape == b.layout.shape and a.layout.numel > 16 and finite:
-                fit = proportion(table.a.sketch[rows[0]], table.b.sketch[rows[1]])
-            if fit is not None:
-                rel = abs(fit[0] - 1) / max(1.0, abs(fit[0]))  # what follows from the factor is no estimate
+                times = proportion(table.a.sketch[rows[0]], table.b.sketch[rows[1]])
+            if times is not None:
+                rel = abs(times - 1) / max(1.0, abs(times))  # what follows from the factor is no estimate
         stored = comparison.tensors.both(a.checksum, b.checksum, a.layout.shape)
         if stored is not None:
             from introspect_cli.compare.elements import elements  # few runs store whole tensors
 
             rel, exact, differing = distance_of(*stored), True, elements(*stored)
-    times, residual = fit or (None, None)
     return Divergence(
         step=table.step,
         step_b=table.step_b,
@@ -894,7 +814,6 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
         exact=exact and rel is not None,
         size=None if site.kind is Kind.RNG else size_of(a, b, rel, terms_of(step, site, a), times),
         scale=times,
-        residual=residual,
         floor=max((float(floor[number]) for floor in floors if number < len(floor)), default=None),
         coarse=any(layouts.coarse for layouts in table.layouts),
         source=info.source if site.kind in {Kind.OP_OUTPUT, Kind.COLLECTIVE} else "",

@@ -27,7 +27,6 @@ from introspect_cli.compare.table import (
     unwrapped,
 )
 from introspect_cli.compare.watched import is_list
-from introspect_cli.compare.wholes import most_calls
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Joined, Kind, Phase
 
@@ -199,153 +198,126 @@ _WHOLE_NUMBER = 1e-3
 """How near to a whole number a factor has to be."""
 
 
-class Gathered:
-    """Compares gathered values of two runs: by extrema and means, by sums, and by the factor of their gradients.
+def gathered_agree(table: Table, rtol: Floats, learned: Learned) -> tuple[Mask, Learned]:
+    """(mask of the DIFFERENT rows that agree, `learned` with the factors that the step shows).
 
-    Attributes:
-        by_samples: whether the runs cut a batch into other microbatches.
+    A row agrees by its sum over ranks, by extrema, means and variances, or as an output that the script scales.
+
+    Args:
+        table: the step.
+        rtol: relative tolerance of each DIFFERENT row.
+        learned: its factor of gradients is used, and is never changed once known. Returned unchanged where either
+            run has no means, else as a copy with that factor, and with `units` of this step too.
     """
+    scalar = np.logical_and(*table.of_layouts("scalar"))
+    if "mean" not in table.a.floats or "mean" not in table.b.floats:
+        return _sums_agree(table, rtol, learned.backward_ratio or 1.0), learned
+    by_moments, back = _compared_by_moments(table, scalar), of_kinds(table.kinds, FLOWING_BACK)
+    rows = np.flatnonzero(back & by_moments & ~scalar)  # a loss's gradient is what the script makes it
+    ratio = learned.backward_ratio or _whole_ratio(table, rows)
+    scaled, units = _scaled_outputs(table, rtol, scalar)
+    learned = learned._replace(backward_ratio=ratio, units={**learned.units, **units})
+    agree = _sums_agree(table, rtol, ratio or 1.0)
+    agree[scaled] = True
+    rows = np.flatnonzero(by_moments)
+    agree[rows] |= _moments_agree(table, rows, rtol[rows], scalar[rows], ratio or 1.0)
+    return agree, learned
 
-    def __init__(self, comparison: Sides) -> None:
-        """Keep what is needed of the comparison; nothing is read."""
-        self._readers = comparison.a, comparison.b
-        self.by_samples = comparison.splits is not None and comparison.splits.differ
-        self._comparison = comparison
 
-    def compare(self, table: Table, rtol: Floats, learned: Learned) -> tuple[Mask, Learned]:
-        """(mask of the DIFFERENT rows that agree, `learned` with the factors that the step shows).
+def are_of_one_dtype(table: Table) -> Mask:
+    """Mask of DIFFERENT rows; False for module values (inputs, outputs, their gradients) of two dtypes."""
+    one, two = table.of_layouts("dtype")
+    return np.asarray((one == two) | ~of_kinds(table.kinds, MODULE_VALUES))
 
-        A row agrees by its sum over ranks, by extrema, means and variances, or as an output that the script scales.
 
-        Args:
-            table: the step.
-            rtol: relative tolerance of each DIFFERENT row.
-            learned: its factor of gradients is used, and is never changed once known. Returned unchanged where either
-                run has no means, else as a copy with that factor, and with `units` of this step too.
-        """
-        scalar = np.logical_and(*table.of_layouts("scalar"))
-        if "mean" not in table.a.floats or "mean" not in table.b.floats:
-            return self._sums_agree(table, rtol, learned.backward_ratio or 1.0), learned
-        by_moments, back = self._compared_by_moments(table, scalar), of_kinds(table.kinds, FLOWING_BACK)
-        rows = np.flatnonzero(back & by_moments & ~scalar)  # a loss's gradient is what the script makes it
-        ratio = learned.backward_ratio or _whole_ratio(table, rows)
-        scaled, units = _scaled_outputs(table, rtol, scalar)
-        learned = learned._replace(backward_ratio=ratio, units={**learned.units, **units})
-        agree = self._sums_agree(table, rtol, ratio or 1.0)
-        agree[scaled] = True
-        rows = np.flatnonzero(by_moments)
-        agree[rows] |= self._moments_agree(table, rows, rtol[rows], scalar[rows], ratio or 1.0)
-        return agree, learned
+def _compared_by_moments(table: Table, scalar: Mask) -> Mask:
+    """Mask of DIFFERENT rows to compare by extrema and means.
 
-    def of_one_dtype(self, table: Table) -> Mask:
-        """Mask of DIFFERENT rows; False for module values (inputs, outputs, their gradients) of two dtypes."""
-        one, two = table.of_layouts("dtype")
-        return np.asarray((one == two) | ~of_kinds(table.kinds, MODULE_VALUES))
+    Any of: gathered in either run; equal on all ranks, with a size that divides the other run's or is divided by
+    it; single numbers equal on all ranks; without sketches, floats of one shape that are no start values, batches
+    or unequal copies.
 
-    @cached_property
-    def _losses(self) -> tuple[int, int]:
-        """Losses per step of a and of b, of the rank that has most."""
-        one, two = (most_calls(run, {Kind.LOSS.value}) for run in self._readers)
-        return one, two
+    Args:
+        table: the step.
+        scalar: bool for each DIFFERENT row, whether it has no dimensions in either run.
+    """
+    one, two = table.of_layouts("numel")
+    whole = np.fmax(one, two) % np.fmax(np.fmin(one, two), 1.0) == 0
+    alike = _joined_rows(table, Joined.ALIKE)
+    mask = (
+        _joined_rows(table, Joined.GATHERED) | (alike & whole & (one != two)) | (alike & _single_numbers(table, scalar))
+    )
+    lacking = np.logical_or(*(of_run.lacks_sketch for of_run in table.both()))
+    if lacking.any():
+        added = lacking & np.equal(*table.of_layouts("shape"))
+        added &= np.logical_and(*table.of_layouts("floating"))
+        added &= ~_joined_rows(table, Joined.COPIES) & (table.kinds != kind_code(Kind.BATCH))
+        mask |= added & (table.alignment.phase[table.differing_sites] != phase_code(Phase.START))
+    return np.asarray(mask)
 
-    def _is_scaled(self, ratio: float) -> bool:
-        """Whether a gradient scaler makes this factor of gradients (or its inverse).
 
-        A power of two above 1 that is not the ratio of the runs' losses per step.
-        """
-        times = round(max(ratio, 1 / ratio))
-        return times > 1 and not times & (times - 1) and times * min(self._losses) != max(self._losses)
+def _moments_agree(table: Table, rows: Ids, rtol: Floats, scalar: Mask, ratio: float) -> Mask:
+    """Mask of `rows` that agree: extrema, means and variances; of single numbers, the mean or the sum over calls.
 
-    def _compared_by_moments(self, table: Table, scalar: Mask) -> Mask:
-        """Mask of DIFFERENT rows to compare by extrema and means.
+    Args:
+        table: the step.
+        rows: some of the DIFFERENT rows, as indices among these.
+        rtol: relative tolerance of each of `rows`.
+        scalar: whether each of `rows` has no dimensions.
+        ratio: how many times larger than a's the gradients of b are.
+    """
+    single, at = _single_numbers(table, scalar, rows), table.differing[rows]
+    factor = np.where(of_kinds(table.kinds[rows], FLOWING_BACK), 1 / ratio, 1.0)
+    one, two = np.stack([table.statistic(name, at) for name in _MOMENTS], axis=1)
+    one[-1], two[-1] = np.sqrt(one[-1]), np.sqrt(two[-1])  # of the variance, in the unit of the others
+    size = np.nanmax(np.abs([*one[:2], *two[:2], np.zeros(len(rows))]), axis=0)
+    bound = rtol * size * np.maximum(factor, 1.0)
+    with np.errstate(invalid="ignore"):
+        near = (np.abs(one - two * factor) <= bound) | (np.isnan(one) & np.isnan(two))
+    # single numbers may be summed up over calls in both, in b alone, or scaled
+    a, b = one[_MOMENTS.index("mean")], two[_MOMENTS.index("mean")]
+    calls = [_call_counts(of_run) for of_run in table.both(at)]
+    more = np.maximum(*calls) / np.minimum(*calls)  # losses that are added up are that factor, too
+    scale = np.where(more == max(ratio, 1 / ratio), 1.0, ratio)
+    sums = np.stack([b * calls[1], b * calls[1] / scale, b, b * calls[0]])
+    added = (np.abs(a * calls[0] - sums) <= rtol * np.abs(a * calls[0])).any(axis=0)
+    return np.asarray(np.where(single, near[_MOMENTS.index("mean")] | added, near.all(axis=0)))
 
-        Any of: gathered in either run; equal on all ranks, with a size that divides the other run's or is divided by
-        it; single numbers equal on all ranks; without sketches, floats of one shape that are no start values, batches
-        or unequal copies.
 
-        Args:
-            table: the step.
-            scalar: bool for each DIFFERENT row, whether it has no dimensions in either run.
-        """
-        one, two = table.of_layouts("numel")
-        whole = np.fmax(one, two) % np.fmax(np.fmin(one, two), 1.0) == 0
-        alike = _joined_rows(table, Joined.ALIKE)
-        mask = (
-            _joined_rows(table, Joined.GATHERED)
-            | (alike & whole & (one != two))
-            | (alike & _single_numbers(table, scalar))
-        )
-        if table.a.sketch is None or table.b.sketch is None:
-            added = np.equal(*table.of_layouts("shape"))
-            added &= np.logical_and(*table.of_layouts("floating"))
-            added &= ~_joined_rows(table, Joined.COPIES) & (table.kinds != kind_code(Kind.BATCH))
-            mask |= added & (table.alignment.phase[table.differing_sites] != phase_code(Phase.START))
-        return np.asarray(mask)
+def _sums_agree(table: Table, rtol: Floats, ratio: float) -> Mask:
+    """Mask of DIFFERENT rows that are backward gradients whose sums over ranks agree by their sketches.
 
-    def _moments_agree(self, table: Table, rows: Ids, rtol: Floats, scalar: Mask, ratio: float) -> Mask:
-        """Mask of `rows` that agree: extrema, means and variances; of single numbers, the mean or the sum over calls.
-
-        Args:
-            table: the step.
-            rows: some of the DIFFERENT rows, as indices among these.
-            rtol: relative tolerance of each of `rows`.
-            scalar: whether each of `rows` has no dimensions.
-            ratio: how many times larger than a's the gradients of b are.
-        """
-        single = _single_numbers(table, scalar, rows)
-        factor = np.where(of_kinds(table.kinds[rows], FLOWING_BACK), 1 / ratio, 1.0)
-        extrema = [np.abs(table.statistic(name, table.differing[rows])) for name in ("min", "max")]
-        size = np.nanmax(np.concatenate([extrema[0], extrema[1], np.zeros((1, len(rows)))]), axis=0)
-        close = np.ones(len(rows), np.bool_)
-        for name in _MOMENTS:
-            one, two = table.statistic(name, table.differing[rows])
-            if name == "var":  # in the unit of the others
-                one, two = np.sqrt(one), np.sqrt(two)
-            with np.errstate(invalid="ignore"):
-                distance = np.abs(one - two * factor)
-                near = (distance <= rtol * size * np.maximum(factor, 1.0)) | (np.isnan(one) & np.isnan(two))
-            if name == "mean":  # single numbers may be summed up over calls in both, in b alone, or scaled
-                calls = [_call_counts(of_run) for of_run in table.both(table.differing[rows])]
-                total, other = one * calls[0], two * calls[1]
-                sums = (other, other / (ratio if self._is_scaled(ratio) else 1.0), two)
-                added = np.logical_or.reduce([np.abs(total - each) <= rtol * np.abs(total) for each in sums])
-                near |= single & (added | (np.abs(one - two) <= rtol * np.abs(one)))
-            close &= near | (single & (name != "mean"))
-        return close
-
-    def _sums_agree(self, table: Table, rtol: Floats, ratio: float) -> Mask:
-        """Mask of DIFFERENT rows that are backward gradients whose sums over ranks agree by their sketches.
-
-        Args:
-            table: the step.
-            rtol: relative tolerance of each DIFFERENT row.
-            ratio: how many times larger than a's the gradients of b are.
-        """
-        out = np.zeros(len(table.differing), np.bool_)
-        if table.a.sketch is None or table.b.sketch is None:
-            return out
-        whole = ~_joined_rows(table, Joined.GATHERED) & np.equal(*table.of_layouts("shape"))
-        rows = np.flatnonzero(of_kinds(table.kinds, FLOWING_BACK) & (_joined_rows(table, Joined.OWED) | whole))
-        one, two = (of_run.column("sketch").astype(np.float64) for of_run in table.both(table.differing[rows]))
-        distance, size = (np.linalg.norm(values, axis=1) for values in (one - two / ratio, one))
-        with np.errstate(invalid="ignore"):
-            out[rows] = distance <= rtol[rows] * size
+    Args:
+        table: the step.
+        rtol: relative tolerance of each DIFFERENT row.
+        ratio: how many times larger than a's the gradients of b are.
+    """
+    out = np.zeros(len(table.differing), np.bool_)
+    if table.a.sketch is None or table.b.sketch is None:
         return out
+    whole = ~_joined_rows(table, Joined.GATHERED) & np.equal(*table.of_layouts("shape"))
+    rows = np.flatnonzero(of_kinds(table.kinds, FLOWING_BACK) & (_joined_rows(table, Joined.OWED) | whole))
+    one, two = (of_run.column("sketch").astype(np.float64) for of_run in table.both(table.differing[rows]))
+    distance, size = (np.linalg.norm(values, axis=1) for values in (one - two / ratio, one))
+    with np.errstate(invalid="ignore"):
+        out[rows] = distance <= rtol[rows] * size
+    return out
 
-    def notes(self, learned: Learned) -> list[str]:
-        """Sentences on outputs that a script scales, and on the factor of gradients if it is not 1."""
-        lines = [
-            f"The output {name} of run {'a' if times > 1 else 'b'} is {max(times, 1 / times):.0f} x that of the other, "
-            "and its gradient as much smaller: the script scales one of them."
-            for name, times in learned.units.items()
-        ]
-        ratio = learned.backward_ratio
-        if ratio is not None and ratio != 1:
-            small, large = ("b", "a") if ratio < 1 else ("a", "b")
-            times = f"{round(max(ratio, 1 / ratio))} x those of run {small}"
-            why = "there the loss is scaled, or is a mean over fewer samples"
-            lines.append(f"Gradients inside the backward pass of run {large} are {times}: {why}.")
-        return lines
+
+def factor_notes(learned: Learned) -> list[str]:
+    """Sentences on outputs that a script scales, and on the factor of gradients if it is not 1."""
+    lines = [
+        f"The output {name} of run {'a' if times > 1 else 'b'} is {max(times, 1 / times):.0f} x that of the other, "
+        "and its gradient as much smaller: the script scales one of them."
+        for name, times in learned.units.items()
+    ]
+    ratio = learned.backward_ratio
+    if ratio is not None and ratio != 1:
+        small, large = ("b", "a") if ratio < 1 else ("a", "b")
+        times = f"{round(max(ratio, 1 / ratio))} x those of run {small}"
+        why = "there the loss is scaled, or is a mean over fewer samples"
+        lines.append(f"Gradients inside the backward pass of run {large} are {times}: {why}.")
+    return lines
 
 
 def _whole_ratio(table: Table, rows: Ids) -> float | None:

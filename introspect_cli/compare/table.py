@@ -34,7 +34,7 @@ from introspect_cli.records import (
 from introspect_cli.selection import selects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.names import SiteTable
@@ -87,6 +87,21 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def are(self, *what: Kind | Phase, sites: Ids | slice = slice(None)) -> Mask:
+        """Mask of sites that are of any of these kinds, and in any of these phases; where none is named, in all.
+
+        Args:
+            what: kinds and phases, in any order.
+            sites: the sites that are looked at, by number; all by default.
+        """
+        mask = np.full(len(self.kind[sites]), fill_value=True)
+        kinds = [kind_code(each) for each in what if isinstance(each, Kind)]
+        phases = [phase_code(each) for each in what if isinstance(each, Phase)]
+        for column, codes in ((self.kind, kinds), (self.phase, phases)):
+            if codes:
+                mask &= np.isin(column[sites], codes)
+        return mask
 
 
 def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Columns:
@@ -171,8 +186,7 @@ class Alignment(Columns):
     def of_call(self, phase: Phase, kind: Kind, fqn: str, call: int) -> list[int]:
         """Union numbers of the sites with this phase, kind, FQN and call, whatever their path; [] for none."""
         every = np.array(self.by_fqn.get(fqn, []), np.int64)
-        there = (self.phase[every] == phase_code(phase)) & (self.kind[every] == kind_code(kind))
-        return [int(union) for union in every[there & (self.call[every] == call)]]
+        return [int(union) for union in every[self.are(kind, phase, sites=every) & (self.call[every] == call)]]
 
     @cached_property
     def names_a(self) -> frozenset[str]:
@@ -202,7 +216,7 @@ class Alignment(Columns):
     def mask(self, kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
         """Mask of sites that `selected` selects by kind and name, without settings."""
         counted = selected(self.kind, self.fqn, kinds, modules)
-        return counted & ~of_kinds(self.kind, SETTING_KINDS)
+        return counted & ~self.are(*SETTING_KINDS)
 
 
 def selected(kind: npt.NDArray[np.uint8], fqn: list[str], kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
@@ -218,9 +232,13 @@ def selected(kind: npt.NDArray[np.uint8], fqn: list[str], kinds: frozenset[Kind]
     if kinds:
         mask &= of_kinds(kind, kinds)
     if modules:
-        chosen = {name: selects(name, modules) for name in set(fqn)}
-        mask &= np.fromiter((chosen[name] for name in fqn), dtype=np.bool_, count=len(fqn))
+        mask &= among(fqn, {name for name in set(fqn) if selects(name, modules)})
     return mask
+
+
+def among(names: Sequence[str], wanted: Collection[str]) -> Mask:
+    """Mask of `names` that are in `wanted`."""
+    return np.fromiter(map(wanted.__contains__, names), np.bool_, len(names))
 
 
 def evaluating(phase: npt.NDArray[np.uint8], fqn: list[str]) -> Mask:
@@ -230,11 +248,8 @@ def evaluating(phase: npt.NDArray[np.uint8], fqn: list[str]) -> Mask:
         phase: phase code of each site.
         fqn: name of each site.
     """
-    mask = phase == phase_code(Phase.EVAL)
     copies = {name for name in set(fqn) if EVALUATED in name.partition(".")[0]}
-    if copies:
-        mask = mask | np.fromiter((name in copies for name in fqn), dtype=np.bool_, count=len(fqn))
-    return np.asarray(mask)
+    return np.asarray((phase == phase_code(Phase.EVAL)) | (among(fqn, copies) if copies else False))
 
 
 def align(a: Columns, b: Columns) -> Alignment:
@@ -408,6 +423,15 @@ class Table:
         return replace(self, state=np.where(others, states, self.state).astype(np.int8))
 
     # --- which rows
+
+    def are(self, *what: Kind | Phase) -> Mask:
+        """Mask of rows that are of any of these kinds, and in any of these phases (`Columns.are`)."""
+        return self.alignment.are(*what, sites=self.site)
+
+    @cached_property
+    def agreeing(self) -> Mask:
+        """Mask of rows of both runs that are EQUAL or WITHIN."""
+        return np.asarray(((self.state == EQUAL) | (self.state == WITHIN)) & ~self.one_sided)
 
     @cached_property
     def diverging(self) -> Mask:

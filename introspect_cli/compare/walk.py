@@ -29,7 +29,6 @@ from introspect_cli.compare.outcome import (
     Structure,
     agreed_kinds,
     drawn_one_sided_start,
-    has_updates,
     is_training,
     nan_kinds,
     records_results,
@@ -39,13 +38,12 @@ from introspect_cli.compare.outcome import (
 )
 from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
 from introspect_cli.compare.result import Role
-from introspect_cli.compare.resumed import PLACE, Beginning, beginning_at_resume, lacks_start
+from introspect_cli.compare.resumed import Beginning, beginning_at_resume, holds_part, lacks_start
 from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.step import Step, divergence_at
 from introspect_cli.compare.steps import differing, steps_of
 from introspect_cli.compare.table import (
-    EQUAL,
     FLOWING_BACK,
     NOT_SEEN,
     UNUSED,
@@ -55,8 +53,6 @@ from introspect_cli.compare.table import (
     Learned,
     Table,
     evaluating,
-    kind_code,
-    of_kinds,
     phase_code,
     selected,
     unseen,
@@ -64,11 +60,10 @@ from introspect_cli.compare.table import (
 from introspect_cli.records import Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.result import Part, Resumption
-    from introspect_cli.compare.steps import Paired
+    from introspect_cli.compare.result import Resumption
     from introspect_cli.compare.table import Table
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.log import StepEntry
@@ -77,6 +72,7 @@ _LOCAL_REASONS = frozenset({"batch", "optimizer", "module", "op"})
 """Reasons that say of a record that all that went into it is equal, so that nothing elsewhere is to blame."""
 
 _AFTER_LOSS = frozenset({Phase.BACKWARD, Phase.OPTIMIZER})
+_GIVING = (Kind.OUTPUT, Kind.OP_OUTPUT, Kind.PARAM, Kind.BUFFER)
 _SCRIPT_PHASES = frozenset({Phase.START, Phase.DATA, Phase.LOSS})
 """Phases whose values code outside of modules makes: its draws are not on record."""
 
@@ -160,21 +156,20 @@ def _was_drawn_from(step: Step, effect: Site, before: Iterable[Site], earlier: S
     """
     if not (earlier.random or any(site.kind is Kind.RNG for site in before)):
         return False
-    draws = any(site.kind is Kind.RNG and site.phase is not Phase.START for site in step.sites)
     by_script = effect.phase in _SCRIPT_PHASES or (effect.kind is Kind.INPUT and "." not in effect.fqn)
     begun = step.begins.diverged or bool(step.begins.names)  # what the step began with was drawn, too
-    return draws or by_script or begun or not step.comparison.notices_all_draws
+    return bool(_drawn(step)) or by_script or begun or not step.comparison.notices_all_draws
 
 
 def is_drawn_from(step: Step, position: int) -> bool:
     """Whether the divergence is a random state at the start, and a later one of its generator differs in the step."""
     site = step.sites[position]
-    if site.kind is not Kind.RNG or site.phase is not Phase.START:
-        return False
-    return any(
-        other.kind is Kind.RNG and other.phase is not Phase.START and generator_of(other) == generator_of(site)
-        for other in step.sites
-    )
+    return site.kind is Kind.RNG and site.phase is Phase.START and generator_of(site) in _drawn(step)
+
+
+def _drawn(step: Step) -> set[str]:
+    """Generators of which a later state than that at the start differs in the step."""
+    return {generator_of(site) for site in step.sites if site.kind is Kind.RNG and site.phase is not Phase.START}
 
 
 def has_new_values(causes: Table) -> bool:
@@ -187,18 +182,15 @@ def has_new_values(causes: Table) -> bool:
         causes: the step's table, with causes as its only diverging rows.
     """
     alignment = causes.alignment
-    giving = [kind_code(kind) for kind in (Kind.OUTPUT, Kind.OP_OUTPUT, Kind.PARAM, Kind.BUFFER)]
-    late = [phase_code(phase) for phase in (Phase.BACKWARD, Phase.OPTIMIZER)]
-    for half, other in zip(causes.halves, (causes.b, causes.a), strict=True):
-        early = half.only[~np.isin(alignment.phase[half.sites[half.only]], late)]
-        sites, kinds = half.sites[early], alignment.kind[half.sites[early]]
-        gives = half.batch.checksum[early[np.isin(kinds, giving)]]
-        agree = np.isin(causes.state, (EQUAL, WITHIN)) & ~causes.one_sided  # parts of a batch have another checksum
-        known = half.batch.checksum[(causes.row_a if half.side == "a" else causes.row_b)[agree]]
-        if not (np.isin(gives, other.checksum) | np.isin(gives, known)).all():
+    agreeing = causes.both(np.flatnonzero(causes.agreeing))  # parts of a batch have another checksum
+    for half, other, known in zip(causes.halves, (causes.b, causes.a), agreeing, strict=True):
+        early = half.only[~alignment.are(*_AFTER_LOSS, sites=half.sites[half.only])]
+        sites = half.sites[early]
+        gives = half.batch.checksum[early[alignment.are(*_GIVING, sites=sites)]]
+        if not (np.isin(gives, other.checksum) | np.isin(gives, known.column("checksum"))).all():
             return True
         given, gave = (
-            {alignment.fqn[site] for site in sites[kinds == kind_code(kind)].tolist()}
+            {alignment.fqn[site] for site in sites[alignment.are(kind, sites=sites)].tolist()}
             for kind in (Kind.INPUT, Kind.OUTPUT)
         )
         if given - gave:
@@ -231,7 +223,8 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
     """
     seen = {_cause_key(step, first, cause)}
     others: list[tuple[int, Cause]] = []
-    for position in _positions_judged(step, positions):
+    late = [position for position in positions[_MAX_JUDGED:] if step.sites[position].phase is Phase.OPTIMIZER]
+    for position in (*positions[:_MAX_JUDGED], *late[:_MAX_JUDGED]):
         site = step.sites[position]
         if site == first or step.is_one_sided(position):
             continue
@@ -243,12 +236,11 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
             continue  # it may come from what was not seen, or have grown from what was let pass
         if site.call and other.reason in {"module", "own_code"}:
             continue  # its first call agrees, or is listed: what it keeps from call to call may follow from the rest
-        if _has_effect(step, position, other):
+        has_effect = other.reason != "rng" or is_drawn_from(step, position)
+        if has_effect and (other.reason != "optimizer" or hyperparameter_changes(step.table, step.last_text)):
             seen.add(key)
             others.append((position, other))
-            if len(others) == _MAX_ORIGINS:
-                break
-    return others
+    return others[:_MAX_ORIGINS]
 
 
 def _judged(step: Step, position: int) -> Cause:
@@ -256,13 +248,6 @@ def _judged(step: Step, position: int) -> Cause:
     from introspect_cli.compare.reasons.rows import judge
 
     return judge(step, position)
-
-
-def _positions_judged(step: Step, positions: Sequence[int]) -> Iterator[int]:
-    """The first `_MAX_JUDGED` of `positions`, then at most as many of the others that are in the optimizer phase."""
-    yield from positions[:_MAX_JUDGED]
-    left = [position for position in positions[_MAX_JUDGED:] if step.sites[position].phase is Phase.OPTIMIZER]
-    yield from left[:_MAX_JUDGED]
 
 
 def _cause_key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
@@ -274,16 +259,6 @@ def _cause_key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
         classes = [tree[name].module_class for tree in step.modules if name in tree]
         return "module", classes[0] if classes else name
     return cause.reason, ""
-
-
-def _has_effect(step: Step, position: int, cause: Cause) -> bool:
-    """Whether an origin counts: a random state if drawn from, an update if hyper-parameters differ, all else always.
-
-    `position` is that of the origin among the step's divergences.
-    """
-    if cause.reason == "rng":
-        return is_drawn_from(step, position)
-    return cause.reason != "optimizer" or bool(hyperparameter_changes(step.table, step.last_text))
 
 
 def shown_losses(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
@@ -307,81 +282,33 @@ def shown_losses(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
     return by_position
 
 
-def holds_part(site: Site, part: Part) -> bool:
-    """Whether a record is of this part of a checkpoint: its generator's start state, a batch, or an optimizer state."""
-    if site.kind is Kind.RNG:
-        return site.phase is Phase.START and part.generator == generator_of(site)
-    if site.kind is Kind.BATCH:
-        return part.part == PLACE
-    return site.kind is Kind.OPTIMIZER_STATE and part.part == site.kind.several
-
-
 # --- step by step
 
 
-class Walk:
-    """Opens one rank's differing steps, each once, and hands them to the accounts that are to see them.
+def table_at(comparison: Comparison, learned: Learned, step_a: int, step_b: int) -> tuple[Table, Learned]:
+    """(table of a step after `pair` and all passes, what is known after it).
 
-    Attributes:
-        begins: what is known of what the later run begins with.
-        learned: what the steps so far have shown.
+    Args:
+        comparison: the rank of both runs.
+        learned: what the steps before have shown.
+        step_a: number of the step in a.
+        step_b: number of the step in b.
     """
+    table = pair(comparison, step_a, step_b)
+    for step_pass in PASSES:
+        table, learned = step_pass(table, learned, comparison)
+    return table, learned
 
-    def __init__(self, comparison: Comparison, paired: Paired) -> None:
-        """Prepare for the first step; opens none, but compares what both runs began with.
 
-        Args:
-            comparison: the rank of both runs.
-            paired: their common steps.
-        """
-        self.comparison, self.paired = comparison, paired
-        self.begins = beginning_at_resume(comparison)
-        self.learned = Learned()
-
-    def run(self, places: Sequence[int], accounts: Sequence[Account]) -> None:
-        """Open the steps at these indices one after the other, until all accounts are closed.
-
-        With noise runs all common steps are gone through, since they raise the floors.
-
-        Args:
-            places: indices of common steps, in order.
-            accounts: are shown each step until they are closed.
-        """
-        opened, floors = set(places), self.comparison.floors
-        for place in range(len(self.paired)) if floors else places:
-            entry_a, entry_b = self.paired[place]
-            if floors:
-                self._raise_floors(entry_a)
-            if place in opened:
-                table, self.learned = self.table_at(entry_a.step, entry_b.step)
-                for account in accounts:
-                    if not account.closed:
-                        account.see(place, table)
-            if all(account.closed for account in accounts):
-                break
-
-    def table_at(self, step_a: int, step_b: int) -> tuple[Table, Learned]:
-        """(table of a step after `pair` and all passes, what is known after it); changes nothing of this walk."""
-        table, learned = pair(self.comparison, step_a, step_b), self.learned
-        for step_pass in PASSES:
-            table, learned = step_pass(table, learned, self.comparison)
-        return table, learned
-
-    def _raise_floors(self, entry_a: StepEntry) -> None:
-        """Raise, in place, the floor of each noise run that has this step with another digest than a.
-
-        Reads the step of both.
-        """
-        comparison = self.comparison
-        for (reader, _), floor in zip(comparison.noise, comparison.floors, strict=True):
-            if entry_a.step not in reader:
-                continue
-            entry = reader.entry(reader.row_of(entry_a.step))
-            if entry.digest != entry_a.digest:
-                batches = comparison.a.read(entry_a.step), reader.read(entry.step)
-                compared = floor.alignment.mask(frozenset(), ())
-                layouts = comparison.layouts[0], Layouts(reader.layouts)
-                floor.learn(table_of(floor.alignment, compared, (entry_a.step, entry.step), batches, layouts))
+def raise_floors(comparison: Comparison, entry_a: StepEntry) -> None:
+    """Raise, in place, the floor of each noise run that has this step with another digest than a; reads both."""
+    for (reader, _), floor in zip(comparison.noise, comparison.floors, strict=True):
+        entry = reader.entry(reader.row_of(entry_a.step)) if entry_a.step in reader else entry_a
+        if entry.digest != entry_a.digest:
+            batches = comparison.a.read(entry_a.step), reader.read(entry.step)
+            compared = floor.alignment.mask(frozenset(), ())
+            layouts = comparison.layouts[0], Layouts(reader.layouts)
+            floor.learn(table_of(floor.alignment, compared, (entry_a.step, entry.step), batches, layouts))
 
 
 class Account:
@@ -392,6 +319,7 @@ class Account:
         chosen: bool per union number, whether they are selected to be compared.
         structure: what differs in structure so far.
         begins: what is known of what the step after `last` begins with.
+        learned: what the steps so far have shown.
         last: number of the last step that was listed; None for none.
         began: the first step in which only causes differed; None for none.
         new_values: whether one of these causes brought a value that the other run has nowhere.
@@ -400,24 +328,24 @@ class Account:
         closed: whether no further step is to be seen.
     """
 
-    def __init__(self, walk: Walk, outcome: RankOutcome, counted: Mask) -> None:
+    def __init__(self, comparison: Comparison, outcome: RankOutcome, counted: Mask, begins: Beginning) -> None:
         """Prepare for the first step; sets the outcome's `structure`.
 
         Args:
-            walk: opens the steps.
+            comparison: the rank of both runs.
             outcome: is filled.
             counted: mask of a's sites whose records are counted.
+            begins: what is known of what the later run begins with.
         """
-        comparison = walk.comparison
         alignment, which = comparison.alignment, outcome.evaluation
-        self.walk, self.comparison, self.outcome, self.options = walk, comparison, outcome, comparison.options
+        self.comparison, self.outcome, self.options = comparison, outcome, comparison.options
         self.counted = np.append(counted, np.zeros(alignment.size - len(counted), np.bool_))
         self.chosen = comparison.chosen if which is None else comparison.chosen & (alignment.evaluating == which)
         self.entire = which is None and not (self.options.kinds or self.options.modules)
         if which is not None:  # its first divergence alone is asked for
             self.options = replace(self.options, limit=0, whole_step=False, want_map=False)
         self.structure = outcome.structure = Structure(alignment, comparison.match)
-        self.begins = walk.begins
+        self.begins, self.learned = begins, Learned()
         if self.begins.resumed:  # what a checkpoint did not restore
             outcome.results_known = Known.DIFFERS
         self.last: int | None = None
@@ -426,7 +354,7 @@ class Account:
         self.one_sided: tuple[int, Table] | None = None
         self.closed = False
 
-    def see(self, place: int, table: Table) -> None:
+    def see(self, place: int, table: Table, learned: Learned) -> None:
         """Count a step, narrow the results by it, and list what diverges in it.
 
         Training or evaluation alone is closed at its first divergence. Otherwise, unless a map or all divergences are
@@ -436,8 +364,9 @@ class Account:
         Args:
             place: index of the step among the common ones.
             table: the step after all passes.
+            learned: what the steps so far have shown, this one included.
         """
-        outcome = self.outcome
+        outcome, self.learned = self.outcome, learned
         if outcome.evaluation is not None:
             table = replace(table, chosen=self.chosen[table.site])
         self._count_passed(table)
@@ -476,7 +405,7 @@ class Account:
         blind[hidden] = seen[0] != seen[1]
         recorded = self.counted[np.asarray(comparison.a.read(table.step).site)]
         masks = {
-            "equal": self.counted[table.site] & ~table.one_sided & np.isin(table.state, (EQUAL, WITHIN)),
+            "equal": self.counted[table.site] & table.agreeing,
             "opened": recorded,
             "blind_both": unseen(table.a) & self.counted[table.sites_a],
             "within": chosen & (table.state == WITHIN),
@@ -509,7 +438,7 @@ class Account:
             return
         if self.entire:
             kinds = agreed_kinds(table) - outcome.hidden
-            if outcome.results is None or has_updates(table):
+            if outcome.results is None or table.are(Phase.OPTIMIZER).any():
                 outcome.results = kinds if outcome.results is None else outcome.results & kinds
             outcome.results_known = worst_of((outcome.results_known, results_known(table)))
 
@@ -541,7 +470,7 @@ class Account:
         if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
             return
         begins = outcome.first is None
-        step = Step(comparison, table, self._beginning_of(table), self.walk.learned)
+        step = Step(comparison, table, self._beginning_of(table), self.learned)
         place_of = {row: place for place, row in enumerate(table.in_order.tolist())}
         positions = [place_of[row] for row in chosen.in_order.tolist()]
         if begins:  # a file that is saved shows what was there before: it leads where nothing else differs
@@ -569,7 +498,7 @@ class Account:
         """What a step begins with; reads the step before, where both runs recorded it."""
         comparison, begins, before = self.comparison, self.begins, None
         if table.step - 1 in comparison.a and table.step_b - 1 in comparison.b:
-            before, _ = self.walk.table_at(table.step - 1, table.step_b - 1)
+            before, _ = table_at(comparison, self.learned, table.step - 1, table.step_b - 1)
             if self.last != table.step - 1:
                 begins = begins.after(before, comparison.recorded_after_steps)
         elif self.last is not None:
@@ -632,19 +561,28 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     evaluates = any(phase_code(Phase.EVAL) in of_run.phase for of_run in comparison.sites)
     counted = selected(sites.kind, sites.fqn, options.kinds, options.modules)
     outcomes, masks = [], []
-    for which in (None, False, True) if evaluates and comparison.gathered is None else (None,):
+    for which in (None, False, True) if evaluates and not comparison.is_whole else (None,):
         outcome = RankOutcome(comparison.rank, paired, offset=comparison.offset, evaluation=which)
-        outcome.match, outcome.gathered = comparison.match, comparison.gathered
+        outcome.match = comparison.match
         outcomes.append(outcome)
         masks.append(counted if which is None else counted & (evaluating(sites.phase, sites.fqn) == which))
     outcomes[0].resumption = None if options.narrowed else comparison.resumption
-    if places := differing(paired):
-        walk = Walk(comparison, paired)
-        accounts = [Account(walk, *each) for each in zip(outcomes, masks, strict=True)]
-        walk.run(places, accounts)
-        for account in accounts:
-            account.end()
-        outcomes[0].learned = walk.learned
+    opened = dict.fromkeys(differing(paired))
+    begins, learned = beginning_at_resume(comparison) if opened else Beginning(), outcomes[0].learned
+    accounts = [Account(comparison, *each, begins) for each in zip(outcomes, masks, strict=True) if opened]
+    for place in range(len(paired) * bool(opened)) if comparison.floors else opened:  # all steps raise the floors
+        entry_a, entry_b = paired[place]
+        raise_floors(comparison, entry_a)
+        if place in opened:
+            table, learned = table_at(comparison, learned, entry_a.step, entry_b.step)
+            for account in accounts:
+                if not account.closed:
+                    account.see(place, table, learned)
+        if all(account.closed for account in accounts):
+            break
+    for account in accounts:
+        account.end()
+    outcomes[0].learned = learned
     for outcome, mask in zip(outcomes, masks, strict=True):
         _count_unopened(comparison, outcome, mask)
     whole, *parts = outcomes
@@ -683,7 +621,6 @@ def _is_blank(batch: StepBatch, sites: Columns, counted: Mask) -> bool:
         sites: the run's sites.
         counted: mask of sites whose outputs count.
     """
-    kinds, chosen = sites.kind[np.asarray(batch.site)], counted[np.asarray(batch.site)]
-    outputs = chosen & (kinds == kind_code(Kind.OUTPUT))
-    shows = (outputs & ~unseen(batch)) | of_kinds(kinds, (Kind.LOSS, Kind.GRAD))
+    outputs = (counted & sites.are(Kind.OUTPUT))[batch.site]
+    shows = (outputs & ~unseen(batch)) | sites.are(Kind.LOSS, Kind.GRAD)[batch.site]
     return bool(outputs.any() and not shows.any())

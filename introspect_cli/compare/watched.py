@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.table import MODULE_KINDS, PHASES, Alignment, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import MODULE_KINDS, PHASES, Alignment
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
 
 if TYPE_CHECKING:
@@ -120,20 +120,17 @@ def covered(
     """
     # what has failed may have named modules and parameters, so that the other run's sites have no partner either
     broken = any(has_failed(manifest) or is_list(manifest) for manifest in (manifest_a, manifest_b))
-    starts, kinds = alignment.phase == phase_code(Phase.START), alignment.kind
-    counts = np.full(alignment.size, not broken) & (alignment.phase != phase_code(Phase.RECOMPUTE))
-    counts &= kinds != kind_code(Kind.RNG)
+    counts = np.full(alignment.size, not broken) & ~alignment.are(Phase.RECOMPUTE) & ~alignment.are(Kind.RNG)
     if not same_start:
-        counts &= ~(of_kinds(kinds, STATE_KINDS) & starts)
+        counts &= ~alignment.are(*STATE_KINDS, Phase.START)
     if set(_FILTERS) & set(narrowed(manifest_a, manifest_b)):
-        counts &= alignment.in_both | ~of_kinds(kinds, MODULE_KINDS + _TENSOR_KINDS)
-    again = starts & (alignment.call > 0)
-    late = np.isin(alignment.phase, [phase_code(phase) for phase in (Phase.EVAL, Phase.OPTIMIZER)])
-    usual = ~(again | late | (kinds == kind_code(Kind.OP_OUTPUT)))
-    both, masks = (kinds * np.int64(len(PHASES)) + alignment.phase) * 2 + again, []
+        counts &= alignment.in_both | ~alignment.are(*MODULE_KINDS, *_TENSOR_KINDS)
+    again = alignment.are(Phase.START) & (alignment.call > 0)
+    usual = ~(again | alignment.are(Phase.EVAL, Phase.OPTIMIZER) | alignment.are(Kind.OP_OUTPUT))
+    both, masks = (alignment.kind * np.int64(len(PHASES)) + alignment.phase) * 2 + again, []
     for manifest, sites in ((manifest_b, alignment.b_ids), (manifest_a, slice(len(alignment.a)))):
         observed = observed_kinds(manifest)
-        told = of_kinds(kinds, [kind for kind in Kind if kind.value in observed] or Kind)
+        told = alignment.are(*(kind for kind in Kind if kind.value in observed))
         masks.append(counts & told & (usual | np.isin(both, both[sites])))
     return masks[0], masks[1]
 
@@ -151,7 +148,7 @@ def draws_at_other_moments(alignment: Alignment, manifest_a: dict[str, Any], man
         [bool(observed_kinds(manifest) & {kind.value for kind in kinds}) for kinds in _LOOKS]
         for manifest in (manifest_a, manifest_b)
     ]
-    within = (alignment.kind == kind_code(Kind.RNG)) & (alignment.phase != phase_code(Phase.START))
+    within = alignment.are(Kind.RNG) & ~alignment.are(Phase.START)
     return np.asarray(within & (not alike or looks[0] != looks[1]))
 
 

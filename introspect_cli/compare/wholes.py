@@ -22,19 +22,17 @@ import numpy as np
 
 from introspect_cli.records import EVALUATED, Kind, Phase
 from introspect_cli.store.reader import Reader
-from introspect_cli.store.tasks import as_one, tasks_of
+from introspect_cli.store.tasks import as_one
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.store.names import SiteTable
     from introspect_cli.store.reader import RankReader, Reader
     from introspect_cli.store.run import Run
-    from introspect_cli.store.tasks import Task, Work
 
     Pairs = Sequence[tuple[RankReader, RankReader]]
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from introspect_cli.compare.match import Correspondence
     from introspect_cli.compare.result import DiffOptions
@@ -45,21 +43,12 @@ if TYPE_CHECKING:
 _TRAINED_KINDS = frozenset({Kind.PARAM.value, Kind.GRAD.value})
 _STATE_KINDS = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
 
-_Names = frozenset[tuple[str, str]]
-_Held = tuple[bool, _Names, _Names]
 
-
-def are_alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
+def are_alike(a: Run, b: Run, pairs: Pairs) -> bool:
     """Whether each rank has a partner in the other run with the same parts of every tensor that both runs have.
 
     True for two runs of one rank. Of two runs whose ranks are put together already: whether their manifests name the
-    same layout; False if one alone is.
-
-    Args:
-        a: run a.
-        b: run b.
-        pairs: readers of the ranks that both have.
-        work: runs tasks in other processes; None to look at all ranks here.
+    same layout; False if one alone is. `pairs` are the readers of the ranks that both have.
     """
     if a.world_size != b.world_size or bool(a.combined_ranks) != bool(b.combined_ranks):
         return False
@@ -67,57 +56,32 @@ def are_alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
         return bool(a.manifest["whole"].get("layout") == b.manifest["whole"].get("layout"))
     if len(a.ranks) == len(b.ranks) == 1:
         return True
-    if not all(alike for alike, *_ in _held_by(pairs[:1])):
-        return False  # as other layouts are, as a rule: no other rank is needed
-    tasks = () if work is None else work(_held_in_task, tasks_of([a, b], [one.rank for one, _ in pairs]))
-    every = set[_Held]().union(*tasks) if work is not None else _held_by(pairs)
-    if not all(alike for alike, *_ in every) or not _cut_alike(*pairs[0]):
+    if any(_parts(one) != _parts(two) for one, two in pairs) or not _cut_alike(*pairs[0]):
         return False
-    held = {(one, two) for _, one, two in every}
-    of_a, of_b = (frozenset[tuple[str, str]]().union(*each) for each in zip(*held, strict=True)) if held else ((), ())
-    both = frozenset(of_a) & frozenset(of_b)
-    if not both:  # it shows only where each rank has all
-        return all(len(set(each)) < 2 for each in zip(*held, strict=True))
-    return all(one & both == two & both for one, two in held)
+    held = {(id(one.sites), id(two.sites)): (_states(one), _states(two)) for one, two in pairs}  # many have one table
+    of_a, of_b = (frozenset[tuple[str, str]]().union(*each) for each in zip(*held.values(), strict=True))
+    return all(one & of_b == two & of_a for one, two in held.values())
 
 
 def _cut_alike(one: RankReader, two: RankReader) -> bool:
-    """Whether each parameter and gradient is a part in both runs or in neither, in the first step that both have."""
-    if not (_parts(one) or _parts(two)):
-        return True  # no step has to be read
-    step = min({*one.entries["step"].tolist()} & {*two.entries["step"].tolist()}, default=None)
-    cut_a, cut_b = ({}, {}) if step is None else (_parts_by_name(one, step), _parts_by_name(two, step))
-    return all(cut_a[name] == cut_b[name] for name in cut_a.keys() & cut_b.keys())
+    """Whether each parameter and gradient is a part in both runs or in neither, in the first step that both have.
+
+    It is read if either run has parts.
+    """
+    steps = {*one.entries["step"].tolist()} & {*two.entries["step"].tolist()}
+    cut: list[dict[tuple[str, str], bool]] = [{}, {}]
+    for reader, is_part in zip((one, two), cut, strict=True) if steps and (_parts(one) or _parts(two)) else ():
+        batch, sites = reader.read(min(steps)), reader.sites
+        for site, layout in zip(batch.site.tolist(), batch.layout.tolist(), strict=True):
+            if sites.kind[site] in _TRAINED_KINDS:
+                is_part[sites.kind[site], sites.fqn[site]] = reader.layouts[layout].part is not None
+    return all(cut[0][name] == cut[1][name] for name in cut[0].keys() & cut[1].keys())
 
 
-def _parts_by_name(reader: RankReader, step: int) -> dict[tuple[str, str], bool]:
-    """By (kind, FQN) of the parameters and gradients of a step, whether the rank has only a part; reads the step."""
-    batch, sites = reader.read(step), reader.sites
-    return {
-        (sites.kind[site], sites.fqn[site]): reader.layouts[layout].part is not None
-        for site, layout in zip(batch.site.tolist(), batch.layout.tolist(), strict=True)
-        if sites.kind[site] in _TRAINED_KINDS
-    }
-
-
-def _held_in_task(task: Task) -> set[_Held]:
-    """`_held_by` the ranks of a task, whose runs it opens."""
-    with task.opened() as [a, b]:
-        return _held_by([(a.rank(rank), b.rank(rank)) for rank in task.ranks])
-
-
-def _held_by(pairs: Pairs) -> set[_Held]:
-    """Of each pair of ranks: whether they have the same parts, and what parameters and states each holds."""
-    names: dict[int, _Names] = {}  # many ranks have one table
-
-    def states_of(sites: SiteTable) -> _Names:
-        """(FQN, kind) of the parameters and optimizer states in a table of sites."""
-        if id(sites) not in names:
-            states = zip(sites.fqn, sites.kind, strict=True)
-            names[id(sites)] = frozenset((fqn, kind) for fqn, kind in states if kind in _STATE_KINDS)
-        return names[id(sites)]
-
-    return {(_parts(one) == _parts(two), states_of(one.sites), states_of(two.sites)) for one, two in pairs}
+def _states(reader: Reader) -> frozenset[tuple[str, str]]:
+    """(FQN, kind) of a reader's parameters and optimizer states."""
+    states = zip(reader.sites.fqn, reader.sites.kind, strict=True)
+    return frozenset((fqn, kind) for fqn, kind in states if kind in _STATE_KINDS)
 
 
 def _parts(reader: Reader) -> frozenset[object]:
@@ -171,42 +135,28 @@ class Microbatches:
 
     @property
     def words(self) -> str:
-        """In words: `4 microbatches of 2 samples`, `8 samples at once`."""
-        sizes = list(dict.fromkeys(self.sizes))
-        if self.number == 1:
-            return f"{count(sizes[0], 'sample')} at once" if sizes else "all samples at once"
-        if not sizes:
-            return f"{self.number} microbatches"
-        if len(sizes) > 1:
-            return f"{len(self.sizes)} microbatches of {', '.join(map(str, self.sizes))} samples"
-        return f"{len(self.sizes)} microbatches of {count(sizes[0], 'sample')}"
+        """In words: `4 microbatches of 2 samples`, `8 samples at once`, `2 microbatches of 3, 1 samples`."""
+        sizes = self.sizes if len({*self.sizes}) > 1 else self.sizes[:1]
+        if self.usual == 1:
+            return f"{count(sizes[0], 'sample') if sizes else 'all samples'} at once"
+        of = f" of {', '.join(map(str, sizes))} sample{'s' * (sizes != (1,))}" if sizes else ""
+        return f"{count(self.usual, 'microbatch', 'microbatches')}{of}"
 
 
-def microbatches_of(reader: RankReader, root: str, step: int | None, number: int) -> Microbatches:
+def microbatches_of(reader: RankReader, root: str, number: int, step: int | None) -> Microbatches:
     """How a rank divides the batch of a step, by the calls of module `root`; reads the step.
 
     Args:
         reader: of the rank.
         root: the module, by the run's own name.
-        step: the step; None for none, so that samples are unknown, as they are where any microbatch has none.
         number: forward passes of a step, at most.
+        step: the step; None for none, so that samples are unknown, as they are where any microbatch has none.
     """
-    first = [] if step is None else _microbatches_of_rank(reader, root, step)
+    first = [] if step is None else microbatches(reader, root, step)
     return Microbatches(number, tuple(first) if all(micro.samples for micro in first) else ())
 
 
-def microbatches(reader: Reader, root: str, step: int) -> list[list[Microbatch]]:
-    """Microbatches of a step on each rank; reads the step.
-
-    Args:
-        reader: of all ranks.
-        root: the module whose calls they are, by the run's own name.
-        step: number of the step.
-    """
-    return [_microbatches_of_rank(rank, root, step) for rank in reader.readers]
-
-
-def _microbatches_of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
+def microbatches(reader: RankReader, root: str, step: int) -> list[Microbatch]:
     """One microbatch per forward call of `root`, in order, by the shape of its first input (else output).
 
     Tokens are the rows that are not all zero in the gradient at a module's output, of the first module with one; 0 in
@@ -244,15 +194,6 @@ def _nonzero_rows(shape: tuple[int, ...], zeros: int) -> int:
     return 0 if zeros < 0 or rest else rows - zeros // shape[-1]
 
 
-def most_calls(reader: Reader, kinds: Collection[str]) -> int:
-    """Largest number of calls in a step, over all ranks, of any site of these kinds (values of `Kind`); 1 for none."""
-    most = 0
-    for rank in reader.readers:  # calls may be folded in a whole
-        calls, kind_of = rank.sites.call, rank.sites.kind
-        most = max([most, *(int(calls[at]) for at in np.flatnonzero(calls).tolist() if kind_of[at] in kinds)])
-    return most + 1
-
-
 def losses_of(reader: RankReader, step: int) -> int:
     """Number of records of losses that a rank has in a step."""
     return sum(reader.sites.kind[site] == Kind.LOSS.value for site in reader.read(step).site.tolist())
@@ -276,7 +217,7 @@ class Splits:
         folds: of run a, and of run b, how many calls of a name one microbatch makes; of what is to be put together.
         alike: whether each rank of one run has its partner in the other, with the same share of every tensor.
         differ: whether they cut the same batch into other microbatches, as far as that is on record.
-        root: the outermost module that both call, as b calls it; "" where none is on record.
+        roots: the outermost module that both call, as a and as b calls it; "" where none is on record.
         match: which name of a is which of b, where that was looked for.
     """
 
@@ -285,7 +226,7 @@ class Splits:
     folds: tuple[Calls, Calls]
     alike: bool
     differ: bool = False
-    root: str = ""
+    roots: tuple[str, str] = ("", "")
     match: Correspondence | None = None
 
     @property
@@ -320,9 +261,7 @@ class Wholes(NamedTuple):
     notes: list[str]
 
 
-def wholes_of(
-    a: Run, b: Run, options: DiffOptions, work: Work | None = None, match: Correspondence | None = None
-) -> Wholes | None:
+def wholes_of(a: Run, b: Run, options: DiffOptions, match: Correspondence | None = None) -> Wholes | None:
     """Both runs with ranks and calls put together; None where they can be compared rank by rank and call by call.
 
     That is, each rank has its partner, and batches are cut alike or `strict` is given. The tolerance in `options` is
@@ -332,10 +271,9 @@ def wholes_of(
         a: run a.
         b: run b.
         options: what counts.
-        work: runs tasks in other processes; None to do all here.
         match: which name of a is which of b, if that was looked for.
     """
-    splits = _splits_of(a, b, work, match)
+    splits = _splits_of(a, b, match)
     if splits.alike and (options.strict or not splits.differ):
         return None
     one, two = (as_one(run, fold) for run, fold in zip((a, b), splits.folds, strict=True))
@@ -363,7 +301,7 @@ def _in_tf32(run: Run, reader: Reader) -> bool:
     return bool(asked) and any(layout.device.startswith("cuda") for layout in reader.layouts)
 
 
-def _splits_of(a: Run, b: Run, work: Work | None = None, match: Correspondence | None = None) -> Splits:
+def _splits_of(a: Run, b: Run, match: Correspondence | None) -> Splits:
     """How two runs are split over ranks and microbatches, by their layouts and numbers of calls.
 
     One microbatch each where ranks have partners and the first pair has the same sites; else reads the first common
@@ -372,13 +310,12 @@ def _splits_of(a: Run, b: Run, work: Work | None = None, match: Correspondence |
     Args:
         a: run a.
         b: run b.
-        work: runs tasks in other processes; None to look at all ranks here.
         match: which name of a is which of b, if that was looked for.
     """
     pairs = [(a.rank(rank), b.rank(rank)) for rank in a.ranks if rank in b.ranks]
     every = [[run.rank(rank) for rank in run.ranks] for run in (a, b)]
     first_a, first_b = (run.rank(run.recorded[0]) for run in (a, b))
-    alike = are_alike(a, b, pairs, work)
+    alike = are_alike(a, b, pairs)
     if alike and pairs and np.array_equal(pairs[0][0].sites.key, pairs[0][1].sites.key):
         return Splits(Microbatches(1), Microbatches(1), ({}, {}), alike=True)  # the same calls of all that they call
     rename = (match.rename if match is not None else None) or str
@@ -388,9 +325,9 @@ def _splits_of(a: Run, b: Run, work: Work | None = None, match: Correspondence |
     of_a = {(key[0], one.its_name(key[1])): fold for key, fold in _folds(one, two, *numbers).items()}
     folds = of_a, _folds(two, one, *numbers[::-1])
     step = min({*first_a.entries["step"].tolist()} & {*first_b.entries["step"].tolist()}, default=None)
-    root_a = one.its_name(root)
-    took = (microbatches_of(first_a, root_a, step, numbers[0]), microbatches_of(first_b, root, step, numbers[1]))
-    splits = Splits(*took, folds, alike, root=root, match=match)
+    roots = one.its_name(root), root
+    cut_a, cut_b = (microbatches_of(*each, step) for each in zip((first_a, first_b), roots, numbers, strict=True))
+    splits = Splits(cut_a, cut_b, folds, alike, roots=roots, match=match)
     return replace(splits, differ=step is not None and _cut_differently((first_a, first_b), splits, step))
 
 

@@ -575,7 +575,7 @@ class Parts(Gathered):
             return ""
         if len(holders) == self.ranks.run.world_size:
             reduced = [(rank, part) for rank, part in holders if part is not None and not part.reduction]
-            if wrong := misfit(reduced, now.layout(*_held(now, number)[0]).numel):
+            if wrong := misfit(reduced, now.layout(*_held(now, number)[0]).shape):
                 return wrong
         seen: dict[object, int] = {}
         for part, rank in parts.items():

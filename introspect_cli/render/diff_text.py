@@ -497,12 +497,12 @@ def page_blocks(result: DiffResult) -> list[Block]:
     blocks: list[Block] = []
     code, resumed = result.code, result.resumed
     if code is not None and result.first is not None and (code.ranked or code.in_comments or code.in_names):
-        shown = replace(code, ranked=code.likely[:_LIKELY])
+        shown = code._replace(ranked=code.likely[:_LIKELY])
         blocks += changes_blocks(shown) if shown.ranked or code.in_comments or code.in_names else []
         rest = code.ranked[len(shown.ranked) : _MOST]
         more = f"{count(len(code.ranked) - len(shown.ranked), 'more changed statement')} in {count(code.files, 'file')}"
         likely = len(code.likely) - len(shown.ranked) or "none"
-        folded = changes_blocks(replace(code, ranked=rest, in_comments=(), in_names=(), unread=()))
+        folded = changes_blocks(code._replace(ranked=rest, in_comments=(), in_names=(), unread=()))
         blocks += [Fold(f"{more}, {likely} of them likely", tuple(folded))] if rest else []
     if resumed is not None and result.first is not None:
         blocks.append(line(head_of(resumed)))

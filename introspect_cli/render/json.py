@@ -71,6 +71,8 @@ def plain(value: Any) -> Any:
         return _fields(value, form) if isinstance(form, str) else form(value)
     if is_dataclass(value):
         value = vars(value)
+    elif hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, dict):
         return {finite(key): plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):
@@ -101,7 +103,7 @@ def _divergence(divergence: Divergence) -> dict[str, Any]:
     `rel_l2` is None, with `rel_l2_below`, where sketches cannot tell the values apart.
     """
     usual = _fields(divergence, f"step rank {_SITE.format('')} role reason a b rel_l2")
-    extra = _fields(divergence, "exact scale residual source noise=floor size labels labels_b")
+    extra = _fields(divergence, "exact scale source noise=floor size labels labels_b")
     extra["step_b"] = divergence.step_b if divergence.step_b != divergence.step else None
     if divergence.rel_l2 == 0 and not divergence.exact:  # sketches cannot tell values this close apart
         usual["rel_l2"], extra["rel_l2_below"] = None, RESOLUTION
@@ -168,7 +170,7 @@ _FORMS: dict[str, str | Callable[[Any], dict[str, Any]]] = {
     "Change": "place file scope a b unit line file_a pieces",
     "Difference": "place axis name a b",
     "SettingChange": "source name a b explains weight",
-    "Side": lambda side: {**vars(side), "text": side.text[:_LONGEST_CODE]},
+    "Side": lambda side: {**side._asdict(), "text": side.text[:_LONGEST_CODE]},
     "ModuleRow": _MODULE,
     "Rule": "rule=id level about when cause",
 }

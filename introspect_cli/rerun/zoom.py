@@ -197,7 +197,8 @@ class _Rerun(NamedTuple):
         with place_for(run, recipe, self.directory / f"{name}-tree", self.links) as (place, where):
             there = (*recipe.options, *recipe.words_at(place))
             self.tell(f"running {name} again {where}: {shlex.join(there)}, in {place.directory}")
-            options = ["--level", "op", "--steps", ",".join(map(str, steps)), "--until-step", str(steps[-1])]
+            when = ["--steps", ",".join(map(str, steps)), "--until-step", str(steps[-1])]
+            options = ["--level", "op", "--full-every", "1", *when]
             words = (*options, *(word for glob in globs for word in ("--save-tensors", glob)), *there)
             new = capture(path, place, words, recipe.environment, recipe.python)
         note = "; ".join([f"Run {name} was run again {where}", *recipe.notes])

@@ -321,9 +321,11 @@ class Directory(Closing, ABC):
 
     Attributes:
         path: where it is, for messages.
+        is_far: whether it is in object storage, where much is better read at once.
     """
 
     path: str
+    is_far = False
 
     @abstractmethod
     def names(self) -> list[str]:

@@ -40,7 +40,8 @@ HEAD = struct.Struct("<4sIQq16s16sII")
 that begins with the one of the head before, or with that of the log's beginning."""
 
 COLUMNS, SITES, LAYOUTS, MODULES = b"COLS", b"SITE", b"LAYO", b"MODU"
-LABELS, TOTALS, STEP, BACK, DROP, DOCUMENT, END = b"LABL", b"SUMS", b"STEP", b"BACK", b"DROP", b"META", b"ENDS"
+LABELS, SUMS, STEP, BACK, DROP, DOCUMENT, END = b"LABL", b"SUMS", b"STEP", b"BACK", b"DROP", b"META", b"ENDS"
+"""Kinds of frames. SUMS was written by earlier versions, and is passed over."""
 NAMED = (SITES, LAYOUTS, MODULES)
 
 FIRST_CHAIN = bytes(16)

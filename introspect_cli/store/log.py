@@ -43,7 +43,7 @@ from introspect_cli.store.frames import (
     SITES,
     START,
     STEP,
-    TOTALS,
+    SUMS,
     chained,
 )
 from introspect_cli.sums import mix
@@ -61,8 +61,8 @@ _FIELDS = ["kind", "rows", "length", "step", "digest", "chain", "body_crc", "crc
 HEADS = np.dtype({"names": _FIELDS, "formats": ["S4", "<u4", "<u8", "<i8", "V16", "V16", "<u4", "<u4"]})
 """The same as an array."""
 
-KINDS = (COLUMNS, *NAMED, LABELS, TOTALS, STEP, BACK, DROP, DOCUMENT, END)
-SMALL = (COLUMNS, LABELS, TOTALS, DROP, DOCUMENT)
+KINDS = (COLUMNS, *NAMED, LABELS, SUMS, STEP, BACK, DROP, DOCUMENT, END)
+SMALL = (COLUMNS, LABELS, SUMS, DROP, DOCUMENT)
 """Frames whose bodies lie beside the log with the heads."""
 
 ENTRY = np.dtype([*HEADS.descr, ("offset", "<u8"), ("n_sites", "<u4"), ("n_layouts", "<u4")])

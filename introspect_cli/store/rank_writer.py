@@ -4,7 +4,7 @@ Sites, layouts and modules are written once and named by number after: each is a
 and the rows not yet written are encoded.
 
 The process may end between any two instructions, the disk may fill, the directory may go away, and a step must cost the
-training less than a millisecond. So new names, a step's labels and totals and its records are frames that go out in one
+training less than a millisecond. So new names, a step's labels and its records are frames that go out in one
 plain write; what is torn off at the end does not exist. The first failure ends the recording, never the script.
 """
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import KIND_CODES, Kind, Layout, ModuleInfo, Site, SiteInfo
+from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Site, SiteInfo
 from introspect_cli.store.batch import given_line, text_line
 from introspect_cli.store.columns import LIMIT_BATCH, LIMIT_NAMES, Message, described
 from introspect_cli.store.documents import encode_labels
@@ -32,12 +32,10 @@ from introspect_cli.store.frames import (
     NAMED,
     SITES,
     STEP,
-    TOTALS,
     Frame,
 )
 from introspect_cli.store.log import step_digest
 from introspect_cli.store.names import LAYOUT, MODULE, columns_of, encode, site_columns
-from introspect_cli.store.totals import SETTINGS, StepTotals
 from introspect_cli.sums import content_digest
 
 if TYPE_CHECKING:
@@ -128,13 +126,12 @@ class RankWriter:
         compiled: computes the same as zlib's `crc32` and `step_digest`, of what lies at addresses; None without.
     """
 
-    def __init__(self, log: LogWriter, schema: Schema, *, totals: bool = False) -> None:
+    def __init__(self, log: LogWriter, schema: Schema) -> None:
         """Write the description of the columns to the log.
 
         Args:
             log: the rank's.
             schema: the columns of records.
-            totals: whether each step gets its totals, as several ranks of a run need.
 
         Raises:
             StoreError: the log cannot be written.
@@ -143,12 +140,10 @@ class RankWriter:
         self.digest = b""
         self.compiled: Any = None
         self._log = log
-        self._totals = StepTotals() if totals else None
-        self._keys, self._kinds = np.zeros(0, np.uint64), np.zeros(0, np.int64)
-        self._setting = np.zeros(0, np.bool_)
+        self._keys, self._setting = np.zeros(0, np.uint64), np.zeros(0, np.bool_)
         self._expiring: dict[int, tuple[int, int]] = {}  # where the bodies of steps lie that may be dropped
         self._sites: Interner[tuple[Site, SiteInfo]] = Interner(self._site_columns)
-        self._layouts: Interner[Layout] = Interner(self._layout_columns)
+        self._layouts: Interner[Layout] = Interner(partial(columns_of, names=LAYOUT))
         self._modules: Interner[ModuleInfo] = Interner(partial(columns_of, names=MODULE))
         self._interners: dict[bytes, Interner[Any]] = dict(
             zip(NAMED, (self._sites, self._layouts, self._modules), strict=True)
@@ -216,7 +211,7 @@ class RankWriter:
             raise
 
     def _append(self, step: int, batch: StepBatch | Message, labels: Labels | None, *, expires: bool) -> None:
-        """Write names not yet written, labels, totals and the step in one commit, and set `digest`.
+        """Write names not yet written, labels and the step in one commit, and set `digest`.
 
         Raises:
             ValueError: the batch names a site or layout by a number that was not given out.
@@ -239,8 +234,6 @@ class RankWriter:
         digest = _digest(self.compiled, columns, self._keys, self._setting)
         if labels:
             frames.append(Frame(LABELS, [encode_labels(labels)], step=step))
-        if self._totals is not None:
-            frames.append(Frame(TOTALS, [self._totals.encoded(columns, self._keys, self._kinds)], step=step))
         crc = _crc(self.compiled, data, message.address)
         end = self._log.commit([*frames, Frame(STEP, data, message.rows, step, digest, crc)])
         if expires:
@@ -320,23 +313,16 @@ class RankWriter:
             self._fail(reason(error))
 
     def _site_columns(self, rows: Sequence[tuple[Site, SiteInfo]]) -> Names:
-        """The columns of sites, whose keys, kinds and settings are kept by number for digests and totals.
+        """The columns of sites, whose keys are kept by number for digests, and which are settings.
 
         Those of numbers that do not count as written are replaced: an append that failed had encoded them.
         """
         counted = self._log.written.names[0]  # beyond it, what an append encoded that did not end
         keys = np.array([site.key() for site, _ in rows], np.uint64)
-        kinds = np.array([KIND_CODES[site.kind] for site, _ in rows], np.int64)
+        setting = np.array([site.kind in SETTING_KINDS for site, _ in rows], np.bool_)
         self._keys = np.concatenate([self._keys[:counted], keys])
-        self._kinds = np.concatenate([self._kinds[:counted], kinds])
-        self._setting = np.isin(self._kinds, SETTINGS)
+        self._setting = np.concatenate([self._setting[:counted], setting])
         return site_columns(rows)
-
-    def _layout_columns(self, rows: Sequence[Layout]) -> Names:
-        """The columns of layouts, handed to the totals, if any, for numbers from those that count as written on."""
-        if self._totals is not None:
-            self._totals.name_layouts(self._log.written.names[1], list(rows))
-        return columns_of(rows, LAYOUT)
 
 
 def _digest(compiled: Any, columns: Mapping[str, NDArray[Any]], keys: NDArray[Any], setting: NDArray[Any]) -> bytes:

@@ -35,12 +35,10 @@ from introspect_cli.store.batch import StepBatch, decode_lines, record_stats
 from introspect_cli.store.columns import LIMIT_NAMES, decode_rows
 from introspect_cli.store.documents import decode_labels
 from introspect_cli.store.files import HEADS, LOG, DamageError, Directory, unreadable
-from introspect_cli.store.frames import COLUMNS, DOCUMENT, LABELS, LAYOUTS, MODULES, SITES, TOTALS
+from introspect_cli.store.frames import COLUMNS, DOCUMENT, LABELS, LAYOUTS, MODULES, SITES
 from introspect_cli.store.log import Frames, StepEntry
 from introspect_cli.store.names import INFO, LAYOUT, MODULE, SITE, SiteTable, layouts_of, modules_of
 from introspect_cli.store.remote import prefetch
-from introspect_cli.store.totals import Totals
-from introspect_cli.store.totals import decode as decode_totals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -163,13 +161,13 @@ class Reader(ABC):
         return True
 
     def record(self, batch: StepBatch, row: int, step: int) -> Record:
-        """One row as a record, with derived statistics filled in; the sketch is () where nothing was measured."""
+        """One row as a record, with derived statistics filled in; the sketch is () where none was computed."""
         site, info = self.sites[int(batch.site[row])]
         layout = self.layouts[int(batch.layout[row])]
         stats = record_stats(batch, row, self.layouts)
         status = Status(int(batch.status[row]))
         sketch: tuple[float, ...] = ()
-        if batch.sketch is not None and status in _MEASURED:
+        if batch.sketch is not None and status in _MEASURED and not np.isnan(batch.sketch[row]).all():
             sketch = tuple(batch.sketch[row].tolist())
         joined = Joined.AS_RECORDED if batch.how is None else Joined(int(batch.how[row]))
         ranks = 0 if batch.ranks is None else int(batch.ranks[row])
@@ -376,12 +374,6 @@ class RankReader(Reader):
         path = self.frames.path
         return {step: decode_labels(data, path) for step, data in self.frames.bodies_of(LABELS) if step in self}
 
-    @cached_property
-    def totals(self) -> Totals:
-        """Totals of the records of each step, where the writer kept them; see `totals`. Cached."""
-        self._reopen()
-        return decode_totals(self.frames.bodies_of(TOTALS), self.entries, self.frames.path)
-
     # --- names
 
     def _table(self, kind: bytes) -> Any:
@@ -441,7 +433,7 @@ class RankReader(Reader):
 
     def ranges(self, rows: Iterable[int]) -> list[Range]:
         """Byte ranges of some steps (positions) in object storage; empty where the run is on disk."""
-        if not len(self):
+        if not len(self) or not self._run.is_far:
             return []
         entries, log = self.entries[list(rows)], self._log()
         begins, ends = entries["offset"].tolist(), (entries["offset"] + entries["length"]).tolist()

@@ -466,6 +466,8 @@ _PAUSE = 0.1
 class RemoteFolder(Directory):
     """A directory of a run in object storage."""
 
+    is_far = True
+
     def __init__(
         self,
         storage: Storage,

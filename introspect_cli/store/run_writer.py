@@ -497,7 +497,7 @@ class StoreWriter(Closing):
                 place = self.path.with_name(f"rank{rank}")
                 self._logs.append(_new_log(place, rank, self.id, durable=self._durable))
         log = next(log for log in self._logs if log.rank == rank)
-        writer = RankWriter(log, record_columns(**kept), totals=self._launch.world_size > 1)
+        writer = RankWriter(log, record_columns(**kept))
         self._ranks.append(writer)
         return writer
 

@@ -207,7 +207,7 @@ class _Check:
             self._add_finding(f"{reader.frames.path}: {reader.cut}")
         if reader.run_id and reader.run_id.hex() != run_id:
             self._add_finding(f"{reader.path}: it belongs to another run than the manifest")
-        for table in ("sites", "layouts", "modules", "labels", "totals"):
+        for table in ("sites", "layouts", "modules", "labels"):
             self._try(getattr, reader, table)
         for row in range(len(reader)):
             rows = self._try(_check_step, reader, row)

@@ -7,20 +7,14 @@ What becomes of each site hardly changes from step to step, so it is planned onc
 rows belong together, which of them hold parts, copies of the same part, or nothing.
 
 Counting the elements of parts does not tell whether they are the whole: a shard written at a wrong offset leaves a hole
-and overlaps its neighbour, and the numbers add up. So the parts are painted on a grid whose lines are the ends of their
-ranges: as many cells as there are parts, however large the tensor is.
+and overlaps its neighbour, and the numbers add up. So they are measured once more, as if some indices were longer than
+others.
 
 A step is put together site by site, without looking at one record after the other. Sixty-four ranks with two thousand
 sites each are 128,000 records a step, of which nearly all mean the same: one of equal copies, or parts that add up.
 What becomes of a site follows from its layouts and from what was seen of it, which hardly change from step to step:
 that is planned once. The values are then added up over the sorted columns of all ranks. Checksums are exact: the sums
 under them are integers modulo 2**64.
-
-Digests of steps do not depend on how tensors are shared out; see `totals`. A digest may say that two steps are equal
-only where putting all ranks together and comparing would find nothing. Which records belong together follows from
-layouts, which the totals do not say; but a step with the same forms on all ranks goes together in the same way, so one
-of them is read, planned as if it were compared, and looked at. Where anything in it is more than parts that fit, equal
-copies, and values that each rank has its own of, there is no such digest, and its steps are read.
 
 A parameter may be whole on every rank, or cut over some; a batch is some samples here and the others there; a layer may
 run on one rank alone. So records are put together by site. Equal records are copies and count once. Parts whose place
@@ -33,10 +27,11 @@ why.
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from dataclasses import replace
 from functools import cached_property, lru_cache, reduce
 from hashlib import blake2b
-from itertools import starmap
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -46,8 +41,7 @@ from introspect_cli.store.batch import StepBatch, Texts, rows_of
 from introspect_cli.store.log import ENTRY
 from introspect_cli.store.names import SiteTable, site_columns
 from introspect_cli.store.reader import RankReader, Reader, read_rows
-from introspect_cli.store.totals import FIRST, LEFT_OUT, MIXED, codes_that, kinds_that, site_factors
-from introspect_cli.sums import header, mix, unmix
+from introspect_cli.sums import MASK, header, mix, unmix
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
@@ -137,6 +131,25 @@ class Rows(NamedTuple):
 # --- plan
 
 
+_FLOWING = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
+_BY_CALL = _FLOWING | {Kind.BATCH, Kind.LOSS, Kind.VALUE}
+"""Kinds with one value per call, so per microbatch."""
+
+
+def _codes(*kinds: Kind) -> list[int]:
+    return [KIND_CODES[kind] for kind in kinds]
+
+
+_COPIED = _codes(Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
+"""Kinds of which ranks hold equal copies, or parts or summands of one value."""
+_STATE = [*_COPIED, KIND_CODES[Kind.BUFFER]]
+"""What training leaves: a part of it that is missing is missing in the model."""
+_FIRSTS = _codes(Kind.HYPERPARAMETER, Kind.BUFFER)
+"""Where copies of these differ, the first rank's counts: DDP broadcasts its buffers before each forward pass."""
+_FLOWS = _codes(*_FLOWING, Kind.OP_OUTPUT)
+"""Activations and their gradients, of which data-parallel ranks have their own samples."""
+_OWN = _codes(*_FLOWING, Kind.BATCH, Kind.LOSS, Kind.RNG)
+"""What each rank may have its own value of: samples, and what is computed of them."""
 _NOT_SEEN = int(Status.NOT_OBSERVED)
 
 
@@ -150,12 +163,21 @@ class Plan:
         group: for each of `rows`, its group's number.
         kind: for each group, the code of its kind.
         flows: bool (groups,), activations and their gradients.
-        unseen: groups that a rank could not observe, with the row that says why.
+        rank: for each of `rows`, its rank.
+        lost: groups that a rank could not observe, or has at an unknown place.
+        lost_rows: for each of `lost`, the row that says why.
         mixed: bool (groups,), some ranks hold parts and others values without a known place.
         unreduced: bool (groups,), sums that ranks have not reduced yet.
         parts: bool (groups,), to be assembled from parts.
+        fits: bool (groups,), of these the ones whose parts are exactly their whole.
         partless: bool (groups,), without parts.
+        cut: bool (groups,), in which any rank has a part.
         owner: for each of `rows`, the position in `rows` of the first rank with the same part.
+        copies: positions in `rows` of records whose part, or whole, an earlier row of the group has too.
+        site: uint32, the site of each group.
+        members: int64 (groups,), number of records in each group.
+        ranks: int64 (groups,), number of ranks with a record in each group.
+        calls: int64 (groups,), the largest number of records (calls) that one rank has in each group.
         misfits: groups whose parts leave some of the whole out or overlap, with the reason; None where it could not be
             worked out where the parts lie.
     """
@@ -186,7 +208,7 @@ class Plan:
         parts = ~partly_unseen & any_of(part > 0, starts)
         mixed = parts & any_of((part == 0) | (shape != shape[starts][group]), starts)
         kind = kinds[basis.site[rows[starts]]]
-        flows = np.isin(kind, codes_that("flows"))
+        flows = np.isin(kind, _FLOWS)
         # samples beside one another may each be cut: only what fits is added up
         samples = mixed & flows & ~any_of(part == 0, starts)
         unreduced = parts & ~mixed & tables.unreduced[number[starts]]
@@ -197,44 +219,23 @@ class Plan:
         new = (np.diff(part[by_part], prepend=-1) != 0) | (np.diff(group[by_part], prepend=-1) != 0)
         if len(rows):
             owner[by_part] = by_part[np.flatnonzero(new)][np.cumsum(new) - 1]
-        unseen = np.flatnonzero(basis.status[rows] == _NOT_SEEN)[::-1]
-        self.unseen: dict[int, int] = dict(zip(group[unseen].tolist(), rows[unseen].tolist(), strict=True))
         self.basis, self.rows, self.starts, self.group, self.owner = basis, rows, starts, group, owner
         self.kind, self.flows, self.mixed, self.unreduced, self.parts = kind, flows, mixed, unreduced, parts
-        self.partless = ~(partly_unseen | mixed | unreduced | parts)
+        self.rank, self.cut = basis.rank[rows], any_of(part > 0, starts)
         self.misfits = _misfits(basis, tables, rows, starts, parts)
-
-    @cached_property
-    def copies(self) -> Array:
-        """Positions in `rows` of records whose part, or whole, an earlier row of the group has too."""
-        return np.flatnonzero(self.owner != np.arange(len(self.rows)))
-
-    @cached_property
-    def _of_rank(self) -> Array:
-        """Positions in `rows` where the records of one rank in one group begin."""
-        return np.flatnonzero(_is_new_value(self.basis.rank[self.rows], self.group))
-
-    @cached_property
-    def ranks(self) -> Array:
-        """int64 (groups,), number of ranks with a record in each group."""
-        return np.bincount(self.group[self._of_rank], minlength=len(self.starts))
-
-    @cached_property
-    def members(self) -> Array:
-        """int64 (groups,), number of records in each group."""
-        return np.bincount(self.group, minlength=len(self.starts))
-
-    @cached_property
-    def calls(self) -> Array:
-        """int64 (groups,), the largest number of records (calls) that one rank has in each group."""
-        most = np.zeros(len(self.starts), np.int64)
-        np.maximum.at(most, self.group[self._of_rank], np.diff(self._of_rank, append=len(self.rows)))
-        return most
-
-    @cached_property
-    def site(self) -> Array:
-        """uint32, the site of each group."""
-        return np.asarray(self.basis.site[self.rows[self.starts]], np.uint32)
+        self.fits, self.partless = parts.copy(), ~(partly_unseen | mixed | unreduced | parts)
+        self.fits[list(self.misfits)] = False
+        blind = (basis.status[rows] == _NOT_SEEN) | (tables.unplaced[number] & self.partless[group])
+        self.lost, first = np.unique(group[blind], return_index=True)
+        self.lost_rows = rows[blind][first]
+        self.partless[self.lost] = False
+        self.copies = np.flatnonzero(owner != np.arange(len(rows)))
+        of_rank = np.flatnonzero(_is_new_value(self.rank, group))  # where the records of one rank in one group begin
+        self.site = np.asarray(basis.site[rows[starts]], np.uint32)
+        self.members = np.bincount(group, minlength=len(starts))
+        self.ranks = np.bincount(group[of_rank], minlength=len(starts))
+        self.calls = np.zeros(len(starts), np.int64)
+        np.maximum.at(self.calls, group[of_rank], np.diff(of_rank, append=len(rows)))
 
 
 def starts_of(values: Array) -> Array:
@@ -274,7 +275,7 @@ def _misfits(basis: Rows, tables: LayoutTables, rows: Array, starts: Array, part
         if key not in by_layouts:
             layouts = [tables.layouts[number] for number in numbers.tolist()]
             held = zip(basis.rank[members].tolist(), (layout.part for layout in layouts), strict=True)
-            by_layouts[key] = misfit([*held], layouts[0].numel)
+            by_layouts[key] = misfit([*held], layouts[0].shape)
         if by_layouts[key] != "":
             out[group] = by_layouts[key]
     return out
@@ -282,60 +283,58 @@ def _misfits(basis: Rows, tables: LayoutTables, rows: Array, starts: Array, part
 
 # --- how much of a whole its parts cover
 
-_MOST_CELLS = 1 << 24
 
-
-def misfit(held: Sequence[tuple[int, Part | None]], whole: int) -> str | None:
+def misfit(held: Sequence[tuple[int, Part | None]], shape: Sequence[int]) -> str | None:
     """Why the parts that ranks hold of one tensor are not exactly its whole; "" where they are.
 
-    None where that is unknown: the parts differ in their number of dimensions, or cut the tensor into more than
-    `_MOST_CELLS` cells. Equal parts count once, empty ones not. Of several faults, overlaps are named.
+    None where that is unknown, since the parts differ in their number of dimensions. Equal parts count once, empty ones
+    not. Parts of fewer elements than the whole leave some out, whether they overlap or not.
 
     Args:
         held: (rank, part) of each.
-        whole: elements of the tensor.
+        shape: of the tensor.
     """
     holders: dict[Part, list[int]] = {}
     for rank, part in held:
         if part is not None and part.numel:
             holders.setdefault(part, []).append(rank)
-    dims = {len(part.ranges) for part in holders}
+    dims, size, found = {len(part.ranges) for part in holders}, math.prod(shape), sum(part.numel for part in holders)
     if len(dims) > 1:
         return None
-    lines = [
-        np.unique([end for part in holders for start, size in part.ranges[dim] for end in (start, start + size)])
-        for dim in range(max(dims, default=0))
-    ]
-    if math.prod(map(len, lines)) > _MOST_CELLS:
-        return None
-    painted, inside = np.zeros([len(ends) - 1 for ends in lines], np.int32), {}
-    for part in holders:
-        inside[part] = np.ix_(*starmap(_cells, zip(lines, part.ranges, strict=True)))
-        painted[inside[part]] += 1
-    shared = sorted({rank for part in holders if (painted[inside[part]] > 1).any() for rank in holders[part]})
-    if shared:
-        return f"parts of it overlap: those of {rank_list(shared)}"
-    sizes = reduce(np.multiply.outer, map(np.diff, lines), np.ones((), np.int64))
-    covered = int(sizes[painted > 0].sum())
-    if covered == whole:
+    if found < size:
+        same = " and ".join(f"{rank_list(ranks)} hold the same part" for ranks in holders.values() if len(ranks) > 1)
+        return f"the parts of it on record cover {found:,} of its {size:,} elements{f': {same}' if same else ''}"
+    whole = [((0, length),) for length in (shape if dims == {len(shape)} else (size,))]  # or cut out of it flattened
+    if sum(_volume(part.ranges) for part in holders) & MASK == _volume(whole) & MASK:
         return ""
-    same = " and ".join(f"{rank_list(ranks)} hold the same part" for ranks in holders.values() if len(ranks) > 1)
-    return f"the parts of it on record cover {covered:,} of its {whole:,} elements{f': {same}' if same else ''}"
+    pairs = (pair for pair in combinations(holders, 2) if _meet(*(part.ranges for part in pair)))
+    return (
+        f"parts of it overlap: those of {rank_list(sorted({rank for part in chain(*pairs) for rank in holders[part]}))}"
+    )
 
 
-def _cells(lines: Array, ranges: Sequence[tuple[int, int]]) -> list[int]:
-    """Numbers of the cells that `ranges`, (start, size) of each, cover; cell i goes from lines[i] to lines[i + 1]."""
-    return [
-        cell
-        for start, size in ranges
-        for cell in range(int(np.searchsorted(lines, start)), int(np.searchsorted(lines, start + size)))
-    ]
+def _volume(box: Sequence[Sequence[tuple[int, int]]]) -> int:
+    """How much a box holds, where what lies between two indices is as long as two arbitrary numbers are apart.
+
+    So boxes that hold as much as the whole together are the whole, each element once.
+    """
+    return math.prod(
+        sum(mix((dim << 56) + start + size) - mix((dim << 56) + start) for start, size in ranges)
+        for dim, ranges in enumerate(box)
+    )
+
+
+def _meet(one: Sequence[Sequence[tuple[int, int]]], two: Sequence[Sequence[tuple[int, int]]]) -> bool:
+    """Whether two boxes, of one number of dimensions, have an element in common."""
+    return all(
+        any(begin < start + size and start < begin + length for begin, length in ranges for start, size in others)
+        for ranges, others in zip(one, two, strict=True)
+    )
 
 
 # --- combine
 
 
-_COPIED, _STATE, _FIRSTS, _OWN = map(codes_that, ("copied", "state", "first", "own"))
 _NONFINITE = ("nans", "posinfs", "neginfs")
 _EXTREMA = {"min": np.fmin, "max": np.fmax, "absmin": np.fmin}
 
@@ -343,12 +342,31 @@ _ROUNDING = 1e-4
 """Copies whose sketches are further apart than this share of them are different."""
 
 
+class Members(NamedTuple):
+    """Rows of some groups that count.
+
+    Attributes:
+        groups: int64, numbers of groups, rising.
+        at: int64, positions of their rows in the plan's, group after group.
+        starts: int64, where in `at` each group begins.
+    """
+
+    groups: Array
+    at: Array
+    starts: Array
+
+    @property
+    def sizes(self) -> Array:
+        """int64, how many rows each group has."""
+        return np.diff(self.starts, append=len(self.at))
+
+
 class CombinedStep:
     """One row for each group of a plan, filled in while the ranks' records of a step are combined.
 
     A row begins as the first record of its site. What stands for something else (parts of a whole, copies, different
-    values) is set, with what is then known of it; other rows stay as they were recorded. `at` are positions in the
-    plan's rows, `starts` where groups begin among them.
+    values) is set, with what is then known of it; other rows stay as they were recorded. Groups are given as numbers or
+    as a mask.
     """
 
     def __init__(self, reader: WholeReader, block: StepBatch, plan: Plan, layout: Array) -> None:
@@ -360,88 +378,128 @@ class CombinedStep:
             plan: of that step.
             layout: uint32 (groups,), the number of each group's layout; changed here.
         """
-        self.reader, self.tables = reader, reader.tables
-        self.block, self.basis, self.plan = block, plan.basis, plan
+        self.reader, self.tables, self.block, self.plan = reader, reader.tables, block, plan
         self.row = plan.rows[plan.starts]
-        self.checksums = self.block.checksum[plan.rows]
-        size, firsts = len(self.row), rows_of([self.block], [self.row])
+        self.checksums = block.checksum[plan.rows]
+        firsts = rows_of([block], [self.row])
+        self.how, self.ranks = np.full(len(layout), Joined.AS_RECORDED, np.uint8), np.zeros(len(layout), np.uint32)
+        self.elements = np.full(len(layout), -1, np.int64)
+        made: dict[str, Any] = {"how": self.how, "ranks": self.ranks, "elements": self.elements, "calls": plan.calls}
         floats = {name: column.astype(np.float64) for name, column in firsts.floats.items()}
-        self.out = replace(firsts, site=plan.site, layout=layout, floats=floats, calls=plan.calls)
-        self.text = Texts(firsts.text)
-        self.how, self.ranks = np.full(size, Joined.AS_RECORDED, np.uint8), np.zeros(size, np.uint32)
-        self.elements = np.full(size, -1, np.int64)
+        self.out = replace(firsts, site=plan.site, layout=layout, floats=floats, text=Texts(firsts.text), **made)
 
     def combined(self) -> StepBatch:
-        """The batch of all groups, to be given to `join_slices`; changes the rows, so call it once."""
-        plan = self.plan
-        groups, rows = np.array(list(plan.unseen), np.int64), np.array(list(plan.unseen.values()), np.int64)
-        self._set_unseen(groups, [self.block.text[row] for row in rows.tolist()])
-        self.row[groups] = rows
-        self.out.layout[groups] = [self.reader.whole_number(number) for number in self.basis.layout[rows].tolist()]
-        self._set_unseen(plan.mixed, "some ranks hold parts of it and others what has no known place")
-        samples = self._add_parts()
+        """The batch of all groups, to be given to `join_slices`; changes the rows, so call it once.
+
+        Of groups without parts, equal copies stay as recorded, and of kinds in `_FIRSTS` the first rank's record. Other
+        unequal copies are compared, each rank's own values put together, unless some of them are not all there.
+        """
+        plan, lacking = self.plan, self.reader.lacking
+        self.row[plan.lost] = plan.lost_rows
+        self.out.layout[plan.lost] = self.reader.whole_numbers[plan.basis.layout[plan.lost_rows]]
+        self._set(plan.lost, [self.block.text[row] for row in plan.lost_rows.tolist()])
+        self._set(plan.mixed, "some ranks hold parts of it and others what has no known place")
+        partless = self._add_parts() | plan.partless
         self._add_unreduced()
-        self._combine_partless(plan.partless | samples)
+        if lacking:
+            own = partless & np.isin(plan.kind, _OWN)
+            self._set(own, lacking)
+            partless &= ~own
+        differ = partless & (plan.cut | ~self._is_equal())
+        self._set(differ & self.reader.buffers_at_first[plan.site], "another one on each rank")
+        differ &= ~np.isin(plan.kind, _FIRSTS)
+        random, copied = plan.kind == KIND_CODES[Kind.RNG], np.isin(plan.kind, _COPIED)
+        self._set(differ & random, "each rank has its own")
+        self._compare_copies(differ & copied)
+        differ &= ~copied & ~random
+        plain = any_of(self.block.status[plan.rows] == int(Status.VALUE), plan.starts)
+        self._set(differ & plain, "a plain value, another on each rank")
+        self._gather(differ & ~plain)
         self._mark_alike()
-        made: dict[str, Any] = {"text": self.text, "how": self.how, "ranks": self.ranks, "elements": self.elements}
-        return replace(self.out, sequence=self.block.sequence[self.row], **made)
+        return replace(self.out, sequence=self.block.sequence[self.row])
 
     # --- rows
 
-    def _reset_groups(self, groups: Array, how: int, status: int, text: str | Sequence[str]) -> None:
-        """Set `how`, `status` and text of groups, and clear their statistics and sketches; checksums stay.
+    def _set(
+        self,
+        groups: Array,
+        text: str | Sequence[str],
+        how: Joined = Joined.GATHERED,
+        status: Status = Status.NOT_OBSERVED,
+    ) -> None:
+        """Make groups what `how` and `status` say, without checksum, statistics and sketch; by default, not observed.
 
-        Args:
-            groups: int64, numbers of groups.
-            how: a value of `Joined`.
-            status: a value of `Status`.
-            text: one for all, or one for each of them.
-        """
-        self.how[groups], self.out.status[groups] = how, status
-        for column in (*self.out.counts.values(), *self.out.floats.values()):
-            column[groups] = -1 if column.dtype.kind == "i" else np.nan
-        if self.out.sketch is not None:
-            self.out.sketch[groups] = np.nan
-        texts = [text] * len(groups) if isinstance(text, str) else text
-        for group, each in zip(groups.tolist(), texts, strict=True):
-            self.text[group] = each
-
-    def _set_unseen(self, groups: Array, why: str | Sequence[str]) -> None:
-        """Make groups NOT_OBSERVED, with the checksum 0.
-
-        Args:
-            groups: int64 numbers of groups, or a bool mask over all groups.
-            why: their text: one for all, or one for each of them.
+        `text` is one for all, or one for each of them.
         """
         groups = np.flatnonzero(groups) if groups.dtype == np.bool_ else groups
-        self._reset_groups(groups, Joined.GATHERED, int(Status.NOT_OBSERVED), why)
-        self.out.checksum[groups] = 0
+        out = self.out
+        self.how[groups], out.status[groups], out.checksum[groups] = how, status, 0
+        for column in out.counts.values():
+            column[groups] = -1
+        for column in (*out.floats.values(), *(() if out.sketch is None else (out.sketch,))):
+            column[groups] = np.nan
+        out.text.update(zip(groups.tolist(), [text] * len(groups) if isinstance(text, str) else text, strict=True))
 
-    def _hash_checksums(self, groups: Array, at: Array, starts: Array, *, ordered: bool) -> None:
-        """Set the checksum of each group to a hash of its members' checksums.
+    def _members(self, groups: Array, counting: Array | None = None) -> Members:
+        """The rows of some groups; only those that are True in the mask `counting`, of the plan's rows, where given."""
+        wanted = np.zeros(len(self.row), np.bool_)
+        wanted[groups] = True
+        at = np.flatnonzero(wanted[self.plan.group] if counting is None else wanted[self.plan.group] & counting)
+        return Members(np.flatnonzero(wanted), at, starts_of(self.plan.group[at]))
 
-        Args:
-            groups: int64, numbers of groups.
-            at: int64, positions of their members in the plan's rows, group after group.
-            starts: int64, where in `at` each group begins.
-            ordered: whether the hash depends on the members' order.
+    def _distinct(self, groups: Array) -> Members:
+        """The rows of some groups, each value as often as the rank that has it most.
+
+        So equal values of one rank's calls all count, and copies of them on other ranks do not.
         """
-        for group, members in zip(groups.tolist(), np.split(self.checksums[at], starts[1:]), strict=True):
-            data = (members if ordered else np.sort(members)).tobytes()
-            self.out.checksum[group] = int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+        every = self._members(groups)
+        group, sums, rank = self.plan.group[every.at], self.checksums[every.at], self.plan.rank[every.at]
+        order, place = np.lexsort((rank, sums, group)), np.arange(len(group))
+        new = _is_new_value(group[order], sums[order], rank[order])
+        time = place - np.maximum.accumulate(np.where(new, place, 0))  # how often the rank had it before
+        again = np.lexsort((rank[order], time, sums[order], group[order]))
+        order, time = order[again], time[again]
+        counting = np.zeros(len(self.plan.rows), np.bool_)
+        counting[every.at[order[_is_new_value(group[order], sums[order], time)]]] = True
+        return self._members(groups, counting)
 
-    def _set_moments(self, groups: Array, rows: Array, starts: Array, sizes: Array) -> None:
+    def _is_equal(self) -> Array:
+        """Bool (groups,), whether all members of each group have one checksum."""
+        return ~any_of(self.checksums != self.checksums[self.plan.starts][self.plan.group], self.plan.starts)
+
+    def _holders(self, group: int) -> str:
+        """Who has a record in a group, in words: `3 ranks`, or `2 calls` where one rank has all records."""
+        ranks = int(self.plan.ranks[group])
+        return f"{ranks} ranks" if ranks > 1 else f"{int(self.plan.members[group])} calls"
+
+    # --- what members come to
+
+    def _hash(self, members: Members, *, ordered: bool) -> None:
+        """Set the checksum of each group to a sum over its members' mixed, whose order counts if `ordered`."""
+        values = self.checksums[members.at]
+        if ordered:
+            place = np.arange(len(values)) - np.repeat(members.starts, members.sizes)
+            values = values ^ mix(place.astype(np.uint64) + np.uint64(1))
+        self.out.checksum[members.groups] = np.add.reduceat(mix(values + np.uint64(1)), members.starts)
+
+    def _add_sketches(self, members: Members, factor: Array | float = 1.0) -> None:
+        """Set the sketch of each group to the sum of its members', times a factor."""
+        if self.out.sketch is not None:
+            added = np.add.reduceat(self._sketches(members), members.starts)
+            self.out.sketch[members.groups] = added * np.reshape(factor, (-1, 1))
+
+    def _sketches(self, members: Members) -> Array:
+        assert self.block.sketch is not None  # so it was asked
+        return np.asarray(self.block.sketch[self.plan.rows[members.at]], np.float64)
+
+    def _set_moments(self, members: Members, sizes: Array) -> None:
         """Fill in counts, extrema, means and variances over all elements of several rows; other statistics stay.
 
         A count that any row of a group lacks is -1; extrema and moments are over the rows with a finite element.
-
-        Args:
-            groups: the groups to fill in.
-            rows: their rows, group after group.
-            starts: where in `rows` each group begins.
-            sizes: elements of each row.
+        `sizes` are the elements of each row.
         """
-        block, group = self.block, group_of(starts, len(rows))
+        block, rows, starts = self.block, self.plan.rows[members.at], members.starts
+        group, groups = group_of(starts, len(rows)), members.groups
         finite = sizes.astype(np.float64)
         for name, column in block.counts.items():
             values = column[rows]
@@ -471,56 +529,7 @@ class CombinedStep:
                 means = values_of("mean")
                 self.out.floats[name][groups] = mean(values_of(name) + (means - mean(means)[group]) ** 2)
 
-    def _sketches(self, at: Array) -> Array:
-        """float64 (members, 16), the sketches of the members at positions `at` in the plan's rows.
-
-        The batch must have sketches.
-        """
-        assert self.block.sketch is not None
-        return np.asarray(self.block.sketch[self.plan.rows[at]], np.float64)
-
-    def _members(self, groups: Array) -> tuple[Array, Array, Array]:
-        """All members of some groups (numbers), group after group in rising order.
-
-        Returns:
-            their positions in the plan's rows, where among them each group begins, and for each member how many of the
-            groups come before its own.
-        """
-        wanted = np.zeros(len(self.row), np.bool_)
-        wanted[groups] = True
-        at = np.flatnonzero(wanted[self.plan.group])
-        starts = starts_of(self.plan.group[at])
-        return at, starts, group_of(starts, len(at))
-
-    def _distinct_members(self, groups: Array) -> tuple[Array, Array]:
-        """Members of some groups (numbers), each value as often as the rank that has it most.
-
-        So equal values of one rank's calls all count, and copies of them on other ranks do not.
-
-        Returns:
-            their positions in the plan's rows, and where among them each group begins.
-        """
-        at, _, group = self._members(groups)
-        sums, rank = self.checksums[at], self.basis.rank[self.plan.rows[at]]
-        order = np.lexsort((np.arange(len(at)), rank, sums, group))
-        first = _is_new_value(group[order], sums[order], rank[order])  # of its group, checksum and rank
-        starts = np.flatnonzero(first)
-        time = np.arange(len(at)) - np.repeat(starts, np.diff(starts, append=len(at)))
-        again = np.lexsort((rank[order], time, sums[order], group[order]))
-        order, time = order[again], time[again]
-        kept = np.sort(order[_is_new_value(group[order], sums[order], time)])
-        return at[kept], starts_of(group[kept])
-
-    def _is_equal(self) -> Array:
-        """Bool (groups,), whether all members of each group have one checksum."""
-        return ~any_of(self.checksums != self.checksums[self.plan.starts][self.plan.group], self.plan.starts)
-
-    def _holders(self, group: int) -> str:
-        """Who has a record in a group, in words: `3 ranks`, or `2 calls` where one rank has all records."""
-        ranks = int(self.plan.ranks[group])
-        return f"{ranks} ranks" if ranks > 1 else f"{int(self.plan.members[group])} calls"
-
-    # --- parts
+    # --- what groups become
 
     def _add_parts(self) -> Array:
         """Assemble wholes from their parts, each part counted once however many ranks hold a copy.
@@ -534,39 +543,30 @@ class CombinedStep:
         """
         plan = self.plan
         unlike = plan.copies[self.checksums[plan.copies] != self.checksums[plan.owner[plan.copies]]]
-        doubled = np.zeros(len(self.row), np.bool_)
-        doubled[plan.group[unlike]] = True
-        misfits = np.array(list(plan.misfits), np.int64)
-        doubled &= plan.parts
-        doubled[misfits] = False
+        unlike = unlike[plan.fits[plan.group[unlike]]]
+        fitting, samples = plan.fits.copy(), np.zeros(len(self.row), np.bool_)
+        doubled, first = np.unique(plan.group[unlike], return_index=True)
+        fitting[doubled], samples[doubled] = False, plan.flows[doubled]
+        for group, where in zip(doubled.tolist(), unlike[first].tolist(), strict=True):
+            if not samples[group]:
+                ranks = rank_list(plan.rank[[plan.owner[where], where]].tolist())
+                self._set(np.array([group]), f"{ranks} hold the same part of it with different values")
         for group, text in plan.misfits.items():
-            one = np.array([group])
-            if text is None:
-                self._set_unseen(one, "where the parts of it lie could not be worked out")
-            elif self.reader.complete and plan.kind[group] in _STATE:
-                at, starts, _ = self._members(one)
-                self._reset_groups(one, Joined.INCOMPLETE, Status.OBSERVED, f"parts are not the whole: {text}")
-                self._hash_checksums(one, at, starts, ordered=True)
+            if text is not None and self.reader.complete and plan.kind[group] in _STATE:
+                one = self._members(np.array([group]))
+                self._set(one.groups, f"parts are not the whole: {text}", Joined.INCOMPLETE, Status.OBSERVED)
+                self._hash(one, ordered=True)
             else:
-                self._set_unseen(one, text)
-        for group in np.flatnonzero(doubled & ~plan.flows).tolist():
-            where = int(unlike[plan.group[unlike] == group][0])
-            ranks = rank_list(self.basis.rank[plan.rows[[plan.owner[where], where]]].tolist())
-            self._set_unseen(np.array([group]), f"{ranks} hold the same part of it with different values")
-        fitting = plan.parts & ~doubled
-        fitting[misfits] = False
-        groups = np.flatnonzero(fitting)
-        if len(groups):
-            at = np.flatnonzero(fitting[plan.group] & (plan.owner == np.arange(len(plan.rows))))
-            starts, number = starts_of(plan.group[at]), self.basis.layout[plan.rows[at]]
-            headers = self.tables.header[number]
-            self._reset_groups(groups, Joined.PARTS, Status.OBSERVED, "")
-            added = np.add.reduceat(unmix(self.checksums[at]) - headers, starts)
-            self.out.checksum[groups] = mix(added + headers[starts])
-            if self.out.sketch is not None:
-                self.out.sketch[groups] = np.add.reduceat(self._sketches(at), starts)
-            self._set_moments(groups, plan.rows[at], starts, self.tables.local_numel[number])
-        return doubled & plan.flows
+                self._set(np.array([group]), text or "where the parts of it lie could not be worked out")
+        members = self._members(fitting, plan.owner == np.arange(len(plan.rows)))
+        number = plan.basis.layout[plan.rows[members.at]]
+        headers = self.tables.header[number]
+        self._set(fitting, "", Joined.PARTS, Status.OBSERVED)
+        added = np.add.reduceat(unmix(self.checksums[members.at]) - headers, members.starts)
+        self.out.checksum[members.groups] = mix(added + headers[members.starts])
+        self._add_sketches(members)
+        self._set_moments(members, self.tables.local_numel[number])
+        return samples
 
     def _add_unreduced(self) -> None:
         """Add up the sketches of sums and means that ranks have not reduced yet, and count their NaN and infinities.
@@ -576,141 +576,84 @@ class CombinedStep:
         maximum, more values than ranks, no sketch) are not observed.
         """
         plan, groups = self.plan, np.flatnonzero(self.plan.unreduced)
-        every, starts, _ = self._members(groups)
-        distinct, begins = self._distinct_members(groups)
-        values = np.diff(begins, append=len(distinct)).tolist()
-        for group, at, number in zip(groups.tolist(), np.split(every, starts[1:]), values, strict=False):
-            one = np.array([group])
-            part = self.tables.layouts[int(self.basis.layout[self.row[group]])].part
-            assert part is not None  # so it was planned
-            if part.reduction not in ("sum", "avg") or number > part.reduced_over or self.out.sketch is None:
-                self._set_unseen(one, f"a {part.reduction} over {part.reduced_over} ranks is still owed")
-                continue
-            total = self._sketches(at).sum(axis=0) * (part.reduced_over / len(at))
-            self._reset_groups(
-                one, Joined.OWED, Status.PARTIAL, f"{part.reduction} over {part.reduced_over} ranks, still owed"
-            )
-            self.out.sketch[group] = total / part.reduced_over if part.reduction == "avg" else total
-            for name in _NONFINITE:
-                if name in self.out.counts:
-                    self.out.counts[name][group] = self.block.counts[name][plan.rows[at]].sum()
-            self._hash_checksums(one, at, np.zeros(1, np.int64), ordered=True)
+        layouts = plan.basis.layout[self.row[groups]].tolist()
+        owed = [part for number in layouts if (part := self.tables.layouts[number].part) is not None]
+        over, reduction = np.array([part.reduced_over for part in owed], np.int64), [part.reduction for part in owed]
+        known = np.isin(reduction, ("sum", "avg")) & (self._distinct(groups).sizes <= over)
+        known &= self.out.sketch is not None
+        text = np.array([f"{part.reduction} over {part.reduced_over} ranks" for part in owed], np.object_)
+        self._set(groups[~known], [f"a {each} is still owed" for each in text[~known]])
+        members = self._members(groups[known])
+        self._owe(members, [f"{each}, still owed" for each in text[known]], ordered=True)
+        times = np.where(np.isin(reduction, "avg"), 1, over)[known] / members.sizes
+        self._add_sketches(members, times)
 
-    # --- values without parts
-
-    def _combine_partless(self, partless: Array) -> None:
-        """Combine groups without parts.
-
-        Equal copies stay as recorded, and of kinds in `_FIRSTS` the first rank's record. Other unequal copies are
-        compared (`_compare_copies`), each rank's own values put together (`_gather`). Not observed are (1) groups with
-        a value without a known place, (2) values of each rank's own where `lacking` says why some are missing, (3)
-        random states that differ, and buffers that differ at the start.
-
-        Args:
-            partless: bool (groups,), which they are; changed in place: groups of (1) and (2) are taken out, those of
-                (3) stay.
-        """
-        plan, tables = self.plan, self.tables
-        if not partless.any():
-            return
-        number = self.basis.layout[plan.rows]
-        at = np.flatnonzero(tables.unplaced[number] & partless[plan.group])
-        groups, first = np.unique(plan.group[at], return_index=True)
-        self._set_unseen(groups, [self.block.text[row] for row in plan.rows[at[first]].tolist()])
-        partless[groups] = False
-        if self.reader.lacking:
-            own = partless & np.isin(plan.kind, _OWN)
-            self._set_unseen(own, self.reader.lacking)
-            partless &= ~own
-        cut = any_of(tables.part[number] > 0, plan.starts)
-        differ = partless & (cut | ~self._is_equal())
-        self._set_unseen(differ & self.reader.buffers_at_first[plan.site], "another one on each rank")
-        differ &= ~np.isin(plan.kind, _FIRSTS)
-        random = differ & (plan.kind == KIND_CODES[Kind.RNG])
-        self._set_unseen(random, "each rank has its own")
-        copied = differ & np.isin(plan.kind, _COPIED)
-        self._compare_copies(np.flatnonzero(copied))
-        self._gather(np.flatnonzero(differ & ~copied & ~random))
+    def _owe(self, members: Members, text: str | Sequence[str], *, ordered: bool) -> None:
+        """Make groups sums over ranks, of which only sketches, NaN and infinities are known."""
+        self._set(members.groups, text, Joined.OWED, Status.PARTIAL)
+        for name in {*_NONFINITE} & self.out.counts.keys():
+            counted = self.block.counts[name][self.plan.rows[members.at]]
+            self.out.counts[name][members.groups] = np.add.reduceat(counted, members.starts)
+        self._hash(members, ordered=ordered)
+        self._add_sketches(members)
 
     def _compare_copies(self, groups: Array) -> None:
-        """Decide about groups (numbers) of unequal copies.
+        """Decide about groups of unequal copies.
 
         Where all sketches are within `_ROUNDING` of the first rank's, its record stays. Of other groups only a hash of
         all checksums is kept, with a text that names the ranks that differ.
         """
-        if not len(groups):
-            return
-        at, starts, group_of_member = self._members(groups)
-        near = np.zeros(len(groups), np.bool_)
+        members = self._members(groups)
+        near = np.zeros(len(members.groups), np.bool_)
         if self.out.sketch is not None:
-            kept = self._sketches(at)
-            distance = np.maximum.reduceat(np.linalg.norm(kept - kept[starts][group_of_member], axis=1), starts)
-            near = distance <= _ROUNDING * np.maximum.reduceat(np.linalg.norm(kept, axis=1), starts)
-        every = np.split(at, starts[1:])
-        for place in np.flatnonzero(~near).tolist():
-            one, members = groups[place : place + 1], every[place]
-            others = members[self.checksums[members] != self.checksums[members[0]]]
-            [first, *ranks] = self.basis.rank[self.plan.rows[[members[0], *others]]].tolist()
-            text = f"copies differ: {rank_list(ranks)} from rank {first}"
-            self._reset_groups(one, Joined.COPIES, int(self.out.status[one[0]]), text)
-            self._hash_checksums(one, members, np.zeros(1, np.int64), ordered=True)
+            kept = self._sketches(members)
+            distance = np.linalg.norm(kept - np.repeat(kept[members.starts], members.sizes, axis=0), axis=1)
+            size = np.maximum.reduceat(np.linalg.norm(kept, axis=1), members.starts)
+            near = np.maximum.reduceat(distance, members.starts) <= _ROUNDING * size
+        members, texts = self._members(members.groups[~near]), []
+        for at in np.split(members.at, members.starts[1:]) if len(members.at) else ():
+            others = at[self.checksums[at] != self.checksums[at[0]]]
+            [first, *ranks] = self.plan.rank[[at[0], *others]].tolist()
+            texts.append(f"copies differ: {rank_list(ranks)} from rank {first}")
+        self._set(members.groups, texts, Joined.COPIES, Status.OBSERVED)
+        self._hash(members, ordered=True)
 
     def _gather(self, groups: Array) -> None:
-        """Combine groups whose values differ between ranks or calls: not observed where they are plain values.
+        """Combine groups whose values differ between ranks or calls.
 
-        Of tensors the sum where `_are_summed`, else extrema and moments over all elements of the different values, a
-        hash of their checksums, and the layout of all end to end.
+        The sum where `_are_summed`, not observed without sketches; else extrema and moments over all elements of the
+        different values, a hash of their checksums, and the layout of all end to end.
         """
-        if not len(groups):
-            return
-        plan, layouts = self.plan, self.basis.layout
-        at, starts, _ = self._members(groups)
-        plain = any_of(self.block.status[plan.rows[at]] == int(Status.VALUE), starts)
-        self._set_unseen(groups[plain], "a plain value, another on each rank")
-        groups = groups[~plain]
         summed = self._are_summed(groups)
-        self._add_gradients(groups[summed])
-        groups = groups[~summed]
-        if not len(groups):
-            return
-        at, starts = self._distinct_members(groups)
-        rows = plan.rows[at]
-        held = self.tables.local_numel[layouts[rows]]
-        texts = [f"values of {self._holders(group)} together" for group in groups.tolist()]
-        self._reset_groups(groups, Joined.GATHERED, Status.OBSERVED, texts)
-        self._hash_checksums(groups, at, starts, ordered=False)
-        self.elements[groups] = np.add.reduceat(held, starts)
-        self._set_moments(groups, rows, starts, held)
-        for group, members in zip(groups.tolist(), np.split(layouts[rows], starts[1:]), strict=True):
-            parts = self.tables.part[members]
-            self.out.layout[group] = self.reader.batched_number(members[parts == parts[0]])
+        if self.out.sketch is None:
+            self._set(summed, "each rank's share of a sum")
+        else:
+            self._owe(self._distinct(summed), "gradients of several ranks, added up", ordered=False)
+        members, layouts = self._distinct(groups & ~summed), self.plan.basis.layout
+        numbers = layouts[self.plan.rows[members.at]]
+        held = self.tables.local_numel[numbers]
+        texts = [f"values of {self._holders(group)} together" for group in members.groups.tolist()]
+        self._set(members.groups, texts, Joined.GATHERED, Status.OBSERVED)
+        self._hash(members, ordered=False)
+        self.elements[members.groups] = np.add.reduceat(held, members.starts)
+        self._set_moments(members, held)
+        every = np.split(numbers, members.starts[1:]) if len(numbers) else ()
+        for group, number in zip(members.groups.tolist(), every, strict=True):
+            parts = self.tables.part[number]
+            self.out.layout[group] = self.reader.batched_number(number[parts == parts[0]])
 
     def _are_summed(self, groups: Array) -> Array:
-        """Bool for each of `groups` (numbers), whether it is the gradient of a value that is equal on all ranks.
+        """Bool (groups,), which of `groups` are gradients of a value that is equal on all ranks.
 
         Then the ranks' gradients add up. A value counts as equal only where no output of the same layout differs
         between ranks; of a gradient that has parts also a value that its parts add up to.
         """
         plan, equals = self.plan, self._is_equal()
-        here, layouts = self.basis.site[self.row], self.basis.layout[self.row]
+        layouts, values = plan.basis.layout[self.row], self.reader.value_of[plan.site]
         equals &= ~np.isin(layouts, layouts[~equals & (plan.kind == KIND_CODES[Kind.OUTPUT])])
-        whole = self.how == Joined.PARTS
-        values = self.reader.value_of[here[groups]]
         # of parts, the copies of each are equal where they add up to the whole
-        return np.asarray(np.isin(values, here[equals]) | (plan.parts[groups] & np.isin(values, here[whole])))
-
-    def _add_gradients(self, groups: Array) -> None:
-        """Add up the sketches of the ranks' gradients of `groups` (numbers).
-
-        Not observed where no sketches were kept.
-        """
-        if self.out.sketch is None:
-            self._set_unseen(groups, "each rank's share of a sum")
-        elif len(groups):
-            at, starts = self._distinct_members(groups)
-            self._reset_groups(groups, Joined.OWED, Status.PARTIAL, "gradients of several ranks, added up")
-            self.out.sketch[groups] = np.add.reduceat(self._sketches(at), starts)
-            self._hash_checksums(groups, at, starts, ordered=False)
+        whole = plan.parts & np.isin(values, plan.site[self.how == Joined.PARTS])
+        return np.asarray(groups & (np.isin(values, plan.site[equals]) | whole))
 
     def _mark_alike(self) -> None:
         """Mark as `ALIKE` values that may differ from rank to rank or call to call and are equal on all.
@@ -719,11 +662,11 @@ class CombinedStep:
         """
         plan = self.plan
         several = plan.flows | np.isin(plan.kind, _OWN)
-        alike = (self.how == Joined.AS_RECORDED) & (plan.flows & (plan.ranks > 1) | several & (plan.calls > 1))
-        for group in np.flatnonzero(alike).tolist():
-            if not self.text[group]:
+        alike = plan.flows & (plan.ranks > 1) | several & (plan.calls > 1)
+        for group in np.flatnonzero(alike & (self.how == Joined.AS_RECORDED)).tolist():
+            if not self.out.text[group]:
                 self.how[group], self.ranks[group] = Joined.ALIKE, plan.members[group]
-                self.text[group] = f"equal {'on' if plan.ranks[group] > 1 else 'in'} {self._holders(group)}"
+                self.out.text[group] = f"equal {'on' if plan.ranks[group] > 1 else 'in'} {self._holders(group)}"
 
 
 def _is_new_value(*columns: Array) -> Array:
@@ -742,113 +685,11 @@ def join_slices(slices: Sequence[StepBatch]) -> StepBatch:
     return replace(batch, sequence=np.argsort(np.argsort(batch.sequence, kind="stable")).astype(np.uint32))
 
 
-# --- digests
-
-
-_MOST_FORMS = 16
-"""How many forms a run's steps may have; each costs reading a step."""
-
-
-def layout_free_digests(reader: WholeReader) -> list[bytes | None]:
-    """Digests of the common steps that are equal for equal values in any layout.
-
-    A form is the list of shares of a rank's step: rows of one kind and part, which are added up. None for a step of
-    which the ranks' totals do not determine it (a rank has none, copies differ, parts do not fit together), and for any
-    but the `_MOST_FORMS` commonest combinations of the ranks' forms.
-    """
-    totals, rows = [each.totals for each in reader.readers], reader.positions
-    out: list[bytes | None] = [None] * rows.shape[1]
-    form = np.stack([each.form[of_rank] for each, of_rank in zip(totals, rows, strict=True)])
-    there = np.flatnonzero((form >= 0).all(axis=0))
-    if not len(there):
-        return out
-    every, group, number = np.unique(form[:, there], axis=1, return_inverse=True, return_counts=True)
-    group = group.reshape(-1)
-    for which in np.argsort(-number, kind="stable")[:_MOST_FORMS].tolist():
-        steps = there[group == which]
-        shares = [each.forms[of] for each, of in zip(totals, every[:, which].tolist(), strict=True)]
-        every_slice = [_constant_parts(reader, plan) for plan in reader.plans(int(steps[0]))]
-        slices = [each for each in every_slice if each is not None]
-        if len(slices) < len(every_slice):
-            continue
-        unseen = np.sort(np.concatenate([keys for keys, _ in slices]))
-        headers = sum(lanes for _, lanes in slices)
-        values = [
-            each.totals[of][each.position[of_rank[steps]]]
-            for each, of_rank, of in zip(totals, rows, every[:, which].tolist(), strict=True)
-        ]
-        added, whole = _totals_of_all(shares, values)
-        for step, lanes, is_whole in zip(steps.tolist(), added, whole.tolist(), strict=True):
-            if is_whole:
-                out[step] = blake2b(unseen.tobytes() + (lanes + headers).tobytes(), digest_size=16).digest()
-    return out
-
-
-def _totals_of_all(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
-    """Totals over all ranks, uint64 (steps, 4), and bool (steps,), whether all copies are equal.
-
-    The first two numbers add up shares of state and parts, each share that several ranks have once, by the first rank's
-    total; the other two add up what each rank has its own of. Copies of whole values of kinds in FIRST may differ.
-
-    Args:
-        shares: of each rank.
-        values: of each rank, uint64 (steps, shares, 2).
-    """
-    steps = len(values[0])
-    lanes, whole = np.zeros((steps, 4), np.uint64), np.ones(steps, np.bool_)
-    first: dict[bytes, Array] = {}
-    for of_rank, totals in zip(shares, values, strict=True):
-        for number, (share, kind, place) in enumerate(
-            zip(of_rank, of_rank["kind"].tolist(), of_rank["part"].tolist(), strict=True)
-        ):
-            total = totals[:, number]
-            if kind == MIXED:
-                lanes[:, 2:] += total
-                continue
-            before = first.setdefault(share.tobytes(), total)
-            if before is total:
-                lanes[:, :2] += total
-            elif kind not in FIRST or place:
-                whole &= (total == before).all(axis=1)
-    return lanes, whole
-
-
-def _constant_parts(reader: WholeReader, plan: Plan) -> tuple[Array, Array] | None:
-    """The constant parts of the digests of all steps with one plan, for a slice of their sites.
-
-    Returns:
-        keys of the sites with a row that was not observed, and a sum of the wholes' headers, each times its site's
-        factors, uint64 (4,), 0 in the last two; None where totals do not determine the digests.
-    """
-    basis, tables, site_keys = plan.basis, reader.tables, np.asarray(reader.sites.key, np.uint64)
-    if plan.mixed.any() or plan.unreduced.any() or plan.misfits:
-        return None
-    counts = ~np.isin(reader.kinds[basis.site], LEFT_OUT)
-    rows = plan.rows[counts[plan.rows]]
-    group = plan.group[counts[plan.rows]]
-    number = basis.layout[rows]
-    cut = ((tables.part[number] > 0) & (tables.local_numel[number] > 0)) | (basis.status[rows] == int(Status.PARTIAL))
-    if (cut & ~plan.parts[group]).any():
-        return None
-    headers = tables.header[number]
-    if (plan.parts[group] & (headers != tables.header[basis.layout[plan.rows[plan.starts]]][group])).any():
-        return None
-    groups = np.unique(group[plan.parts[group]])
-    keys = site_factors(site_keys[basis.site[plan.rows[plan.starts[groups]]]])
-    head = tables.header[basis.layout[plan.rows[plan.starts[groups]]]]
-    lanes = np.zeros(4, np.uint64)
-    lanes[:2] = (keys * head[:, None]).sum(axis=0, dtype=np.uint64)
-    unseen = plan.rows[plan.starts[np.array(sorted(plan.unseen), np.int64)]]
-    return site_keys[basis.site[unseen]], lanes
-
-
 # --- whole reader
 
 
 MOST_ROWS = 1_000_000
 """Records of ranks that are put together at once: of all that is recorded, some 300 MB."""
-
-_BY_CALL = kinds_that("by_call")
 
 _GOING_IN = [Kind.INPUT.value, Kind.GRAD_INPUT.value]
 _COMING_OUT = [Kind.OUTPUT.value, Kind.GRAD_OUTPUT.value]
@@ -910,38 +751,18 @@ class WholeReader(Reader):
     @cached_property
     def common_steps(self) -> NDArray[np.int64]:
         """int64, the numbers of the steps that every rank has, rising."""
-        common = self.readers[0].entries["step"]
-        for reader in self.readers[1:]:
-            if not np.array_equal(common, reader.entries["step"]):
-                common = np.intersect1d(common, reader.entries["step"])
-        return np.asarray(common, np.int64)
+        steps = {reader.entries["step"].tobytes(): reader.entries["step"] for reader in self.readers}
+        return np.asarray(reduce(np.intersect1d, steps.values()), np.int64)
 
     @cached_property
     def entries(self) -> Entries:  # type: ignore[override]  # mypy takes it for a property that cannot be set
-        """Entries of the steps that every rank has; only step, digest and chain are set.
-
-        A digest is the same in any layout where the ranks' totals determine it, else it is one over the ranks' digests:
-        so of one rank, of stages of a pipeline, with a fold, and where a rank was not recorded.
-        """
+        """Entries of the steps that every rank has; only step and digest, one over the ranks' digests, are set."""
         out = np.zeros(len(self.common_steps), ENTRY)
         out["step"] = self.common_steps
-        of_each = [reader.entries["digest"][rows] for reader, rows in zip(self.readers, self.positions, strict=True)]
-        every = np.stack(of_each, axis=1) if len(out) else ()
-        chain, step_digests, chains = bytes(16), [], []
-        added_up = not (self._fold or self.stages or self.lacking or len(self.readers) == 1)
-        free = layout_free_digests(self) if added_up else [None] * len(out)
-        for digest, ranks in zip(free, every, strict=True):
-            step_digests.append(digest or blake2b(ranks.tobytes(), digest_size=16).digest())
-            chain = blake2b(chain + step_digests[-1], digest_size=16).digest()
-            chains.append(chain)
-        out["digest"] = np.frombuffer(b"".join(step_digests), out["digest"].dtype)
-        out["chain"] = np.frombuffer(b"".join(chains), out["chain"].dtype)
+        ranks = [reader.entries["digest"][rows] for reader, rows in zip(self.readers, self.positions, strict=True)]
+        for row, digests in enumerate(np.stack(ranks, axis=1)):
+            out["digest"][row] = np.void(blake2b(digests.tobytes(), digest_size=16).digest())
         return out
-
-    def plans(self, row: int) -> list[Plan]:
-        """The plan of each slice of the step at a position."""
-        of = self._slices_of(row)
-        return [self._planned(self._stacked(row, which, of)[1])[0] for which in range(of)]
 
     @property
     def layout_mark(self) -> str:
@@ -956,10 +777,7 @@ class WholeReader(Reader):
     @cached_property
     def labels(self) -> dict[int, Labels]:
         """Labels by step, of each step all from the first rank that has some."""
-        labels: dict[int, Labels] = {}
-        for reader in reversed(self.readers):
-            labels |= reader.labels
-        return labels
+        return dict(ChainMap(*(reader.labels for reader in self.readers)))
 
     # --- names
 
@@ -972,22 +790,16 @@ class WholeReader(Reader):
         """
         seen: dict[tuple[str, Part | None], tuple[int, object]] = {}
         roots = set()
-        for reader in self.readers:
-            stages = self.stages.get(reader.rank)
-            if stages is None or not len(reader):
-                continue
-            sites, batch = reader.sites, reader.read_row(0)
-            for site, layout, checksum in zip(
-                np.asarray(batch.site).tolist(), np.asarray(batch.layout).tolist(), batch.checksum.tolist(), strict=True
-            ):
-                if sites.kind[site] != Kind.PARAM.value or sites.phase[site] != Phase.START.value:
-                    continue
-                recorded, fqn = reader.layouts[layout], sites.fqn[site]
-                stage, name = stages.stage(fqn.partition(".")[0]), stages.name(fqn)
-                mark = recorded.shape, recorded.dtype, checksum
-                other = seen.setdefault((name, recorded.part), (stage, mark))
-                if other[0] != stage and other[1] != mark:
-                    roots.add(name.partition(".")[0])
+        for reader in (reader for reader in self.readers if len(reader) and reader.rank in self.stages):
+            stages = self.stages[reader.rank]
+            for record in reader.records(int(reader.entries["step"][0])):
+                site, summary = record.site, record.summary
+                if site.kind is Kind.PARAM and site.phase is Phase.START:
+                    stage, name = stages.stage(site.fqn.partition(".")[0]), stages.name(site.fqn)
+                    mark = summary.layout.shape, summary.layout.dtype, summary.checksum
+                    other = seen.setdefault((name, summary.layout.part), (stage, mark))
+                    if other[0] != stage and other[1] != mark:
+                        roots.add(name.partition(".")[0])
         return frozenset(roots)
 
     @cached_property
@@ -1054,9 +866,8 @@ class WholeReader(Reader):
     @cached_property
     def buffers_at_first(self) -> Array:
         """Bool (sites,), True for the value of a buffer at the start of a run (START, call 0)."""
-        begins = zip(self.sites.kind, self.sites.phase, self.sites.call.tolist(), strict=True)
-        first = Kind.BUFFER.value, Phase.START.value, 0
-        return np.array([site == first for site in begins], np.bool_)
+        starts = np.array([phase == Phase.START.value for phase in self.sites.phase], np.bool_)
+        return np.asarray(starts & (self.kinds == KIND_CODES[Kind.BUFFER]) & (self.sites.call == 0))
 
     @cached_property
     def value_of(self) -> Array:
@@ -1099,12 +910,10 @@ class WholeReader(Reader):
             self.layouts.append(layout)
         return number
 
-    def whole_number(self, part: int) -> int:
-        """The number of the whole tensor's layout, given the number of a part's among `tables.layouts`.
-
-        A layout that is new gets the next number.
-        """
-        return self.layout_number(whole_layout(self.tables.layouts[part]))
+    @cached_property
+    def whole_numbers(self) -> Array:
+        """uint32, for each of `tables.layouts` the number of the whole tensor's."""
+        return np.array([self.layout_number(whole_layout(layout)) for layout in self.tables.layouts], np.uint32)
 
     def batched_number(self, numbers: Array) -> int:
         """The number of the layout of tensors concatenated along dimension 0.
@@ -1170,9 +979,7 @@ class WholeReader(Reader):
         """The plan of a step, and the layout of each group's whole; those of the step before, if its rows are equal."""
         if self._last_plan is None or not all(map(np.array_equal, self._last_plan[0].basis, rows)):
             plan = Plan(rows, self.tables, self.kinds)
-            different, which = np.unique(rows.layout[plan.rows[plan.starts]], return_inverse=True)
-            wholes = np.array([self.whole_number(number) for number in different.tolist()], np.uint32)
-            self._last_plan = plan, wholes[which.reshape(-1)]
+            self._last_plan = plan, self.whole_numbers[rows.layout[plan.rows[plan.starts]]]
         return self._last_plan
 
     @cached_property

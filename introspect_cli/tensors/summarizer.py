@@ -9,8 +9,8 @@ One module's output is the next one's input, frozen parameters and untouched buf
 summary costs three times its checksum. Version counters do not tell whether memory changed: `.data`, numpy and shared
 storage write past them. So the compiled intake remembers what was summarised by its address; when the address comes
 again with the same type, size and a few equal bytes, the checksum alone is computed, and the old row taken only if it
-agrees. Every answer is of the contents as they are now. Rows used in one step are kept for the next, and no tensor is
-referred to.
+agrees. Every answer is of the contents as they are now, but for what comes again in a lean step on a GPU. Rows used in
+one step are kept for the next, and no tensor is referred to.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from introspect_cli.errors import belongs_to_script
 from introspect_cli.records import Layout, Status
@@ -100,8 +101,13 @@ class Summarizer:
         # The last: where an interrupt comes before, the next slots are beyond those that anything is still known of.
         self._layout_of.clear()  # the intake has it too
 
-    def add(self, tensor: Any) -> int:
+    def add(self, tensor: Any, *, lean: bool = False) -> int:
         """Summarise a tensor, or a `Placed` part of one, now; on a GPU the work is queued and not waited for.
+
+        Args:
+            tensor: any tensor or `Placed` part.
+            lean: whether a GPU may leave out what costs most: sketch, skewness, kurtosis, and to read once more what
+                was lean before in this step and was not written to since, as far as torch counts writes.
 
         Returns:
             The row's slot in this step. What cannot be summarised gets a row with status NOT_OBSERVED or PARTIAL and a
@@ -115,29 +121,35 @@ class Summarizer:
             try:
                 if self.intake is not None and self.intake.add(tensor) >= 0:
                     return slot
-                self._add(slot, tensor)
+                return self._add(slot, tensor, lean)
             except Exception as error:
                 self._replace_failed(slot, tensor, error)
             return slot
 
-    def _add(self, slot: int, tensor: Any, batch: Batch | None = None) -> None:
+    def _add(self, slot: int, tensor: Any, lean: bool, batch: Batch | None = None) -> int:
         """Summarise a tensor that the compiled intake did not take, into a new row.
 
         Args:
             slot: the slot that the row gets, the next free one.
             tensor: any tensor or `Placed` part.
+            lean: as for `add`.
             batch: takes contiguous tensors on GPUs, for the caller to launch together; None to launch them at once.
+
+        Returns:
+            The slot; an earlier one, and there is no new row, for what is known from earlier in the step.
 
         Raises:
             Exception: whatever torch raises; the row may be there then, or not.
         """
         is_plain = type(tensor) in PLAIN and not is_wrapped(tensor)
-        if not (is_plain and self._add_plain(slot, tensor, batch)):
+        known = self._add_plain(slot, tensor, lean, batch) if is_plain else -1
+        if known < 0:
             with _run_by_torch(tensor):
                 self._add_unusual(tensor)
+        return known if known >= 0 else slot
 
-    def _add_plain(self, slot: int, tensor: torch.Tensor, batch: Batch | None = None) -> bool:
-        """Summarise an ordinary tensor in CPU memory or on a GPU; False, with nothing done, for any other.
+    def _add_plain(self, slot: int, tensor: torch.Tensor, lean: bool, batch: Batch | None) -> int:
+        """Summarise an ordinary tensor in CPU memory or on a GPU; its slot, or -1, with nothing done, for any other.
 
         Others are those with lazy negation or conjugation, nested, sparse, quantized or vastly expanded ones, those
         whose storage was freed or whose type the kernels do not know, and all where medians or modes are wanted or a
@@ -146,75 +158,80 @@ class Summarizer:
         Args:
             slot: the slot that its row gets, which must be the next free one.
             tensor: an instance of `PLAIN`, not wrapped by functorch.
+            lean: as for `add`.
             batch: contiguous tensors on a GPU are put into it, for the caller to launch; None to launch them now.
         """
         if torch._C._len_torch_function_stack():  # noqa: SLF001  # reading a property would call the script's mode
-            return False
+            return -1
         if not tensor.is_cpu:
-            return tensor.is_cuda and self._add_on_gpu(slot, tensor, batch)
+            return self._add_on_gpu(slot, tensor, lean, batch) if tensor.is_cuda else -1
         code = CODES.get(tensor.dtype)
         if code is None or self._sorted_stats or tensor.layout is not torch.strided or tensor.is_nested:
-            return False
+            return -1
         if tensor.is_neg() or tensor.is_conj():
-            return False
+            return -1
         address, count = address_of(tensor), tensor.numel()
         if count and (not has_memory(tensor) or address == tensor.storage_offset() * k.SIZES[code]):
-            return False  # freed, with the tensor still there, or without memory of its own; the slow path says so
+            return -1  # freed, with the tensor still there, or without memory of its own; the slow path says so
         number = self._layouts.number_on_cpu(tensor)
         row, table = self._arena.address(slot), TABLE_ADDRESS.get(tensor.dtype, 0)
         if tensor.is_contiguous():
             if self.intake is not None:  # it learns the shape, so as to take the next tensor of it
                 self.intake.learn(tensor, number)
                 if self.intake.add(tensor) >= 0:
-                    return True
+                    return slot
             self._engine.summarise_contiguous(row, address, count, 0, code, table, self._flags)
         elif (
             code >= k.OPAQUE8
             or in_memory(tensor.shape, tensor.stride())
             or not self._engine.summarise_strided(row, tensor, code, table, self._flags)
         ):
-            return False
+            return -1
         self._layout_of.append(number)
         if code >= k.OPAQUE8:
             self._mark_bits_only(slot, tensor.dtype)
-        return True
+        return slot
 
-    def _add_on_gpu(self, slot: int, tensor: torch.Tensor, batch: Batch | None) -> bool:
-        """`_add_plain` for a tensor on a CUDA device, with any strides; False, with nothing done, where it cannot.
+    def _add_on_gpu(self, slot: int, tensor: torch.Tensor, lean: bool, batch: Batch | None) -> int:
+        """`_add_plain` for a tensor on a CUDA device, with any strides; -1, with nothing done, where it cannot.
 
         That is so, beside the cases there, without kernels for the device and while a CUDA graph is being captured.
         Nothing waits for the device.
         """
         engine = None if self._sorted_stats else self._devices.engine(tensor.device)
         if engine is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-            return False
+            return -1
         if tensor.is_neg() or tensor.is_conj() or is_capturing():
-            return False
+            return -1
         prepared = engine.prepare(tensor)
         if prepared is None:
-            return False
+            return -1
         storage = tensor.untyped_storage()
         if storage.nbytes() < tensor.storage_offset() * prepared.element.size + prepared.reach:
-            return False
+            return -1
         if prepared.interned < 0:
             name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
             prepared.interned = self._layouts.number_of(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
+        address, token = address_of(tensor), None
+        if lean and not tensor.is_inference():
+            token = (address, storage._cdata, tensor._version, prepared.interned)  # noqa: SLF001  # as in `_mark`
+            if token in engine.rows.slots_of:
+                return engine.rows.slots_of[token][0]
         self._arena.address(slot)
         self._layout_of.append(prepared.interned)
         if not prepared.element.values:
             self._mark_bits_only(slot, tensor.dtype)
-        address = address_of(tensor)
         if batch is not None and tensor.is_contiguous():
             batch.setdefault(engine, []).append((slot, [Item(prepared, address)]))
-            return True
-        token = None
-        if not tensor.is_inference():
-            token = (address, storage._cdata, tensor._version, prepared.interned)  # noqa: SLF001  # as in `_mark`
-        if tensor.is_contiguous():
-            engine.launch_one(slot, prepared, address, token=token)
-            return True
-        with unobserved():
-            return engine.add(slot, tensor, token)
+        elif tensor.is_contiguous():
+            engine.launch_one(slot, prepared, address, lean=lean)
+        else:
+            with unobserved():
+                engine.add(slot, tensor, lean=lean)
+        if token is not None:
+            # Held weakly, a storage that is freed leaves its name to no other within the step.
+            engine.rows.slots_of[token] = slot, StorageWeakRef(storage)
+        return slot
 
     def _add_unusual(self, tensor: Any) -> None:
         """Take a tensor of any sort, or a `Placed` part of one, apart, and summarise it into the next row.
@@ -291,13 +308,16 @@ class Summarizer:
         if self._flags:
             self._notes.set_status(slot, Status.PARTIAL, f"no values of {dtype}, only bits")
 
-    def add_all(self, tensors: Iterable[torch.Tensor], slots: list[int] | None = None) -> list[int]:
+    def add_all(
+        self, tensors: Iterable[torch.Tensor], slots: list[int] | None = None, *, lean: bool = False
+    ) -> list[int]:
         """Summarise tensors now: as `add` for one after the other, but quicker for many, such as all parameters.
 
         Args:
             tensors: any tensors or `Placed` parts.
             slots: what `record_all` of the intake returned for them: the slot of each, -1 for those still to do; these
                 are filled in. None where the intake was not asked.
+            lean: as for `add`.
 
         Returns:
             The slot of each, in their order.
@@ -318,12 +338,12 @@ class Summarizer:
                     continue
                 slots[place] = slot = len(self._layout_of)
                 try:
-                    self._add(slot, tensor, batch)
+                    slots[place] = self._add(slot, tensor, lean, batch)
                 except Exception as error:
                     self._replace_failed(slot, tensor, error)
             for engine, entries in batch.items():
                 try:
-                    engine.launch_tables(entries)
+                    engine.launch_tables(entries, lean=lean)
                 except Exception as error:  # noqa: PERF203 - the other devices still compute
                     why = values.shortened(f"{type(error).__name__}: {error}")
                     for slot, _ in entries:

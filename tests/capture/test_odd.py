@@ -1,14 +1,12 @@
-"""Which of many ranks has other copies than the rest, by what their records add up to."""
+"""Which of many ranks has other copies than the rest, by the last step that all have."""
 
 from __future__ import annotations
 
 import json
 
 from laid_out import ALL, ROWS, STATES, TWICE, WHOLE, write
-from logs import rewrite, without
 from verbs import verb
 
-from introspect_cli.store.frames import TOTALS
 from introspect_cli.store.run import open_run
 
 
@@ -53,13 +51,13 @@ def test_a_part_is_compared_with_copies_of_the_same_part(tmp_path):
     assert "differs from that of 3 ranks" in halves["findings"][0]["evidence"]
 
 
-def test_a_rank_that_ended_early_is_not_odd_and_one_without_totals_is_not_passed_over(tmp_path):
+def test_a_rank_that_ended_early_is_not_odd_and_one_without_parameters_is_not_passed_over(tmp_path):
     path = write(tmp_path / "run", 4, ALL, changed=lambda step, rank, *_: step > 1 and rank == 3)
     assert checked(path)["findings"] == []
-    rewrite(path / "rank1", without(TOTALS))
+    path = write(tmp_path / "batches", 4, ALL, changed=lambda _, rank, site, record: rank == 1 and site in STATES)
     result = checked(path)
     assert (result["checked"], result["findings"]) == ([], [])
-    assert "totals of each step" in result["not_observed"][0]["needs"]
+    assert "several ranks with parameters" in result["not_observed"][0]["needs"]
 
 
 def test_it_runs_in_a_pool_and_only_as_asked(tmp_path, introspect):

@@ -243,12 +243,13 @@ def test_a_sum_that_is_still_owed_is_named_and_not_the_optimizer(owing, names, s
     assert "amplified" not in found
 
 
-# --- runs under DeepSpeed's ZeRO: what its optimizers keep flat is recorded as parts of the model's parameters
+# --- runs under DeepSpeed's ZeRO: its model's parameters are recorded, of what its optimizers keep flat nothing
 
 
 PARTITIONED = {
     "single": (1, "single", "--groups"),
     "zero2": (2, "zero2", "--groups"),
+    "again": (2, "zero2", "--groups"),
     "fault": (2, "zero2", "--groups", "--fault", "partition"),
     "zero3": (2, "zero3", "--groups"),
     "zero3-fault": (2, "zero3", "--groups", "--fault", "partition"),
@@ -269,10 +270,6 @@ def whole_step(folder, name, step):
         return {record.site: record.summary for record in reader.records(step)}
 
 
-def by_parameter(found, kind):
-    return {(site.fqn, site.path): summary for site, summary in found.items() if site.kind is kind}
-
-
 @pytest.mark.parametrize("layout", ["zero2", "zero3"])
 def test_parameters_begin_with_the_bits_of_one_process(partitioned, layout):
     found = [
@@ -288,22 +285,16 @@ def is_start(site):
 
 
 @pytest.mark.parametrize("layout", ["zero2", "zero3"])
-def test_gradients_parameters_and_state_are_those_of_one_process(partitioned, layout):
+def test_parameters_are_stepped_to_those_of_one_process(partitioned, layout):
     """Each is as many numbers as there, and they add up to nearly the same."""
     for step in range(3):
         one, two = (whole_step(partitioned, name, step) for name in ("single", layout))
-        for kind in (Kind.GRAD, Kind.OPTIMIZER_STATE):
-            expected, got = by_parameter(one, kind), by_parameter(two, kind)
-            assert set(got) == set(expected)
-            assert len({name for name, _ in got}) == 17
-            for key, summary in got.items():
-                assert summary.status is expected[key].status
-                assert summary.layout.shape == expected[key].layout.shape
-                assert summary.stats["l2"] == pytest.approx(expected[key].stats["l2"], rel=1e-4)
         stepped = (Kind.PARAM, Phase.OPTIMIZER)
         left = [{s.fqn: each for s, each in run.items() if (s.kind, s.phase) == stepped} for run in (one, two)]
+        assert len(left[0]) == 17
         assert set(left[0]) == set(left[1])
         for fqn, summary in left[1].items():
+            assert summary.layout.shape == left[0][fqn].layout.shape
             assert summary.stats["l2"] == pytest.approx(left[0][fqn].stats["l2"], rel=1e-5)
 
 
@@ -312,17 +303,19 @@ def test_groups_that_step_in_turn_are_one_step(partitioned, layout):
     with open_run(partitioned / layout) as run:
         assert len(run.rank(0).steps) == 3
         (optimizer,) = run.settings["optimizers"]
-        names = [group["params"] for group in optimizer["groups"]]
         assert [group["weight_decay"] for group in optimizer["groups"]] == [0.01, 0.0]
-    assert names[0][0] == "GPT.tok.weight"
-    assert [len(each) for each in names] == [6, 11]
+        assert any("DeepSpeed" in sentence for sentence in run.manifest["not_observed"])
+
+
+@pytest.mark.parametrize(("one", "other"), [("zero2", "again"), ("single", "zero2"), ("single", "zero3")])
+def test_what_a_deepspeed_optimizer_keeps_is_said_not_to_be_recorded_and_makes_no_divergence(partitioned, one, other):
+    result = compared(partitioned / one, partitioned / other)
+    assert result.verdict is Verdict.SAME
 
 
 @pytest.mark.parametrize(("sound", "fault", "named"), PARTITION_FAULTS)
 def test_a_fault_of_one_rank_is_named_by_parameter(partitioned, sound, fault, named):
-    for other in ("single", sound):
-        result = compared(partitioned / other, partitioned / fault)
-        assert result.verdict is Verdict.DIVERGED
-        assert (result.first.step, result.first.site.kind) == (0, Kind.GRAD)
-        assert result.first.site.fqn == named
-    assert "rank 1" in result.sentence
+    result = compared(partitioned / sound, partitioned / fault)
+    assert result.verdict is Verdict.DIVERGED
+    assert (result.first.step, result.first.site.kind, result.first.site.phase) == (0, Kind.PARAM, Phase.OPTIMIZER)
+    assert result.first.site.fqn == named

@@ -40,6 +40,24 @@ def test_of_what_a_deep_model_draws_before_the_first_step_the_first_draws_are_ke
     assert re.fullmatch(r"draw torch \w+ kaiming_uniform_\(.*\) \S+ \S+", document["events"][-1])
 
 
+def test_a_draw_into_memory_that_was_used_again_has_no_name(tmp_path):
+    """It had that of the parameter that came to lie there, in some repeats and in others not."""
+    with introspect_cli.recording(None, tmp_path / "run", source=False):
+        for _ in range(5):
+            torch.empty(64, 64).normal_()
+            nn.Linear(64, 64)
+        moved = nn.Linear(8, 8).double()
+        net = nn.Linear(64, 64)
+        net.bias = nn.Parameter(torch.empty(64).uniform_())
+        optimizer = torch.optim.SGD([*net.parameters(), *moved.parameters()], lr=0.1)
+        (net(torch.ones(1, 64)).sum() + moved(torch.ones(1, 8).double()).sum()).backward()
+        optimizer.step()
+    drawn = [event.split()[3:5] for event in documents_of(tmp_path / "run")["beginning"]["events"]]
+    assert [name for by, name in drawn if by == "normal_()"] == ["-"] * 5
+    named = [name for _, name in drawn if name != "-"]
+    assert sorted(named) == ["Linear#2.bias", "Linear#2.weight", "Linear.bias", "Linear.weight"]
+
+
 @pytest.mark.parametrize("lines", [["seed"], [None], [["draw", 1]], "draw", {"draw": 1}, ["draw torch 0 x"], []])
 def test_lines_that_are_no_events_are_passed_over(tmp_path, lines):
     said = []

@@ -75,6 +75,17 @@ def test_what_is_shown_of_a_statement_is_what_changed_in_it(said, base, after, t
     assert told in text, text
 
 
+def test_what_runs_behind_the_place_in_the_first_step_is_no_cause(said):
+    forward = "h = torch.relu(self.a(x)){}\n        for _ in range(1):\n            y = self.b(h)\n        return y{}"
+    base, after = (
+        MODEL.replace("return self.b(torch.relu(self.a(x)))", forward.format(*by))
+        for by in (("", ""), (" * 2", " * 3"))
+    )
+    document, text = said(after, base=base)
+    assert [one[0] for one in changes(document) if one[2]] == ["model.py:12"]
+    assert "statements reach this place" not in text
+
+
 def test_a_mode_of_the_models_own_is_looked_at_where_a_step_was_not_recorded(said):
     model = (
         MODEL

@@ -7,7 +7,6 @@ import sys
 import opcapture
 import pytest
 from artefacts import decided
-from laid_out import together
 from launches import DISTRIBUTED, SCRIPT
 from sweeps import sliced
 from verbs import verb
@@ -33,11 +32,6 @@ def test_layouts_that_add_up_in_one_order_agree_in_every_checksum(a, b):
     assert result.verdict is Verdict.SAME, result.sentence
     assert result.counts.within == 0, result.sentence
     assert result.counts.records > 250
-    digests = []
-    for path in paths:
-        with open_run(path) as run:
-            digests.append([entry.digest for entry in together(run).steps])
-    assert digests[0] == digests[1], "so none of the steps is read"
 
 
 @pytest.mark.parametrize("name", ["ddp", "ddp-rolled"])

@@ -97,11 +97,7 @@ def test_elements_are_read_in_vectors_where_all_is_aligned(offline):
         assert "ld.global.v2.b32" in offline.assembly(offline.VARIANTS[what], "sm_90")
 
 
-def test_the_last_program_sees_what_the_others_wrote(offline):
-    """Rows are written before the count is raised, by an atomic that orders memory; and read past the first cache."""
-    text = offline.assembly(offline.VARIANTS["all three, float32"], "sm_90")
-    count = text.index("atom.global.gpu.acq_rel.add.u32")
-    before, after = text[:count], text[count:]
-    assert before.rindex("bar.sync") > before.rindex("st.global")
-    assert "ld.global.cg" in after
-    assert "ld.global.cg" not in before
+def test_no_thread_of_a_lean_pass_waits_for_another_from_tile_to_tile(offline):
+    counted = {what: offline.of_an_element(offline.VARIANTS[f"{what}, float32"]) for what in ("lean", "all three")}
+    assert counted["lean"].barriers == 0 < counted["all three"].barriers
+    assert counted["lean"].instructions < 0.55 * counted["all three"].instructions

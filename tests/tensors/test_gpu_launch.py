@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 import torch
 from kernel_values import expected_row
+from made_gpu import made_gpu
+from summaries import taken
 
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import engine as engines
 from introspect_cli.tensors.gpu.engine import DeviceEngine, DeviceRows, Item
+from introspect_cli.tensors.gpu.launch import Merging, Variant
+from introspect_cli.tensors.summarizer import Summarizer
 
 pytestmark = pytest.mark.gpu
 
@@ -61,7 +65,9 @@ class Cuda:
     @contextlib.contextmanager
     def stream(self, stream):
         self.log.append(("on", stream.cuda_stream))
+        self.current, before = stream.cuda_stream, self.current
         yield
+        self.current = before
         self.log.append(("off", stream.cuda_stream))
 
     def is_current_stream_capturing(self):
@@ -100,12 +106,29 @@ def test_rows_are_copied_on_introspects_stream_behind_those_that_wrote_them():
         engine.launch_one(0, engine.prepare(x), x.data_ptr())
     cuda.log.clear()
     pending = rows.hand_over()
-    assert cuda.log == [("wait", 99, 1), ("wait", 99, 5), ("on", 99), ("off", 99), ("record", 99)]
+    assert cuda.log[-5:] == [("wait", 99, 1), ("wait", 99, 5), ("on", 99), ("off", 99), ("record", 99)]
     cuda.log.clear()
     assert pending.is_ready()
     assert cuda.log == []
     assert len(pending.rows()) == 3
     assert cuda.log == [("host waits",)]
+
+
+def test_rows_of_programs_are_added_up_on_their_stream_before_they_are_copied():
+    cuda, rows, launcher, engine = made()
+    x, small = torch.randn(10_000), torch.randn(32)
+    for stream, tensor in ((1, x), (1, x), (1, small), (5, x)):
+        cuda.current = stream
+        engine.launch_one(0, engine.prepare(tensor), tensor.data_ptr())
+    cuda.log.clear()
+    rows.hand_over()
+    assert [type(each.variant) for each in launcher.launched] == [Variant] * 4 + [Merging] * 2
+    assert [(each.stream, each.programs) for each in launcher.launched[4:]] == [(1, 3), (5, 1)]
+    merged = [("on", 1), ("record", 1), ("off", 1), ("on", 5), ("record", 5), ("off", 5)]
+    assert [entry for entry in cuda.log if entry[1] != 99] == merged
+    assert cuda.log[-5:] == [("wait", 99, 1), ("wait", 99, 5), ("on", 99), ("off", 99), ("record", 99)]
+    rows.hand_over()
+    assert len(launcher.launched) == 6
 
 
 def test_nothing_is_copied_or_waited_for_while_a_graph_is_captured():
@@ -122,6 +145,36 @@ def test_nothing_is_copied_or_waited_for_while_a_graph_is_captured():
     assert ("wait", 99, 1) in cuda.log
 
 
+def test_what_comes_again_in_a_lean_step_is_not_read_again():
+    with made_gpu() as launches:
+        summarizer = Summarizer()
+
+        def slot(x, *, lean=True):
+            return summarizer.add(x, lean=lean), len(launches.read)
+
+        x = torch.randn(64, 48)
+        assert [slot(x), slot(x), slot(x.view(64, 48)), slot(x.detach())] == [(0, 1)] * 4
+        assert slot(x[:32]) == slot(x[:32]) == (1, 2), "another layout"
+        x += 1
+        assert slot(x) == (2, 3), "written to"
+        assert slot(x, lean=False) == (3, 4), "whoever wants all of it does not get a lean row"
+        assert slot(x, lean=False) == (4, 5), "in full it is read again"
+        assert summarizer.add_all([x, torch.ones(3), x], lean=True) == [2, 5, 2]
+        with torch.inference_mode():
+            y = torch.ones(9)
+            assert slot(y)[0] < slot(y)[0], "torch counts no writes"
+        taken(summarizer)
+        assert slot(x)[0] == 0, "in the next step, it is"
+
+
+def test_a_storage_that_is_freed_leaves_its_slot_to_no_other():
+    with made_gpu():
+        summarizer = Summarizer()
+        slots = [summarizer.add(torch.full((1 << 18,), float(i)), lean=True) for i in range(20)]
+        assert slots == list(range(20))
+        assert taken(summarizer).floats["max"].tolist() == list(range(20))
+
+
 def test_kernels_that_compute_something_else_are_not_used(monkeypatch):
     """An engine is tried on a tensor whose row is known; one that writes other rows is not had."""
     _, rows, launcher, engine = made()
@@ -131,6 +184,7 @@ def test_kernels_that_compute_something_else_are_not_used(monkeypatch):
         Stub.__call__(launcher, variant, programs, stream, arguments)
         for block in rows._blocks:
             block.device[: len(rows.slots)] = right
+            block.device[3, [r.M3, r.M4, *range(r.SKETCH, r.WORDS)]] = np.array(np.nan).view(np.int64).item()
 
     y = (torch.arange(150_000, dtype=torch.float32) * 0.618).sin_() * 3 + 1
     y[1000], y[2000], y[3000] = float("nan"), float("inf"), 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.records import Kind
+
+Args = tuple[Any, ...]
+"""Arguments of a call by position."""
+
+Kwargs = dict[str, Any]
+"""Arguments of a call by name."""
 
 
 class GuardedProbe:
@@ -42,7 +49,6 @@ class GuardedProbe:
         self._recorder = context.recorder
         self._guarded = context.guard.around(self.name, self.lost, then)
         self._patches = Patches()
-        self._listening: list[tuple[list[Any], Any]] = []
 
     def install(self) -> None:
         """Put the probe's rows of the table in place, listen to its moments, and switch its guard on.
@@ -55,7 +61,7 @@ class GuardedProbe:
                 if hasattr(self, moment):
                     listener = self._listener(getattr(self, moment), always=moment in {"on_tick", "on_restart"})
                     listeners.append(listener)
-                    self._listening.append((listeners, listener))
+                    self._patches.undo_by(functools.partial(_discard, listeners, listener))
         self._guarded.on = True
 
     def _put(self, section: str) -> None:
@@ -75,13 +81,14 @@ class GuardedProbe:
         return heard
 
     def remove(self) -> None:
-        """Switch the guard off, restore what was replaced, and stop listening."""
+        """Switch the guard off, stop listening, and take out all that was put in place (`Patches.undo_by`)."""
         self._guarded.on = False
         self._patches.remove()
-        while self._listening:
-            listeners, listener = self._listening.pop()
-            if listener in listeners:
-                listeners.remove(listener)
+
+
+def _discard(listeners: list[Any], listener: Any) -> None:
+    if listener in listeners:
+        listeners.remove(listener)
 
 
 def tensors(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:

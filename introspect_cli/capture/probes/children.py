@@ -10,9 +10,7 @@ number in its environment, as a launcher would tell it.
 
 from __future__ import annotations
 
-import inspect
 import os
-import sys
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -76,10 +74,8 @@ class ChildrenProbe(GuardedProbe):
 
         Only for the start method `spawn`, and if the number is an int.
         """
-        before, start = self._spawning, sys.modules[_SPAWN].start_processes
-        given = inspect.signature(start).bind(*call.args, **call.kwargs).arguments
-        number = given.get("nprocs", 1)
-        if given.get("start_method", "spawn") == "spawn" and type(number) is int:
+        before, number = self._spawning, call.given(2, "nprocs")
+        if call.given(5, "start_method") in (None, "spawn") and type(number) is int:
             self._spawning = number, uuid.uuid4().hex
 
         def started(_: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -128,7 +129,6 @@ class CollectiveProbe(GuardedProbe):
         """Watch nothing before `install`."""
         super().__init__(context)
         self._folder = context.capture.store.path
-        self._library: Any = None
         self._labels: dict[str, str] = {}
         self._lines: dict[tuple[Phase, str, int, str], dict[str, int]] = {}
         self._asked = _Asked()
@@ -142,23 +142,19 @@ class CollectiveProbe(GuardedProbe):
         """
         if not torch.distributed.is_available():
             return
+        self._patches.undo_by(self._pending.clear, self._close_notes)
         self._notes = os.open(self._folder / IN_FLIGHT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-        library: Any = torch.library.Library
-        self._library = library("c10d", "IMPL")
+        library: Any = torch.library.Library("c10d", "IMPL")
+        self._patches.undo_by(functools.partial(private_api.take_out, library))
         for name, facts in FACTS.items():
             operator = getattr(getattr(torch.ops.c10d, name, None), "default", None)
             if operator is not None:
-                self._library.impl(name, self._new_kernel(operator, facts), "Autograd", with_keyset=True)
+                library.impl(name, self._new_kernel(operator, facts), "Autograd", with_keyset=True)
         importlib.import_module("torch.distributed._functional_collectives")
         super().install()
 
-    def remove(self) -> None:
-        """Take the kernels out, forget results not waited for, and remove the file of collectives in flight."""
-        super().remove()
-        if self._library is not None:
-            private_api.take_out(self._library)
-            self._library = None
-        self._pending.clear()
+    def _close_notes(self) -> None:
+        """Remove the file of collectives in flight."""
         if self._notes >= 0:
             os.close(self._notes)
             self._notes = -1

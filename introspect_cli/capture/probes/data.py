@@ -85,27 +85,21 @@ class DataProbe(GuardedProbe):
         """As a step ends, forget which loaders gave its batches."""
         self._drawn.clear()
 
-    def _watch_iter(self, call: Call) -> Callable[[Any], None]:
-        """Called before a loader makes an iterator.
+    def _note_iterator(self, call: Call, iterator: object) -> None:
+        """Number a loader at its first iterator, and tie an iterator to the loader that has made it.
 
-        Returns what ties the iterator to the loader, and numbers a new loader; where batches are not recorded, it also
-        names the loader and notes its settings, as is else done at the first batch.
+        Where batches are not recorded, name the loader and note its settings, as is else done at the first batch.
         """
-
-        def begun(iterator: object) -> None:
-            """Number the loader at its first iterator, and tie the iterator to it."""
-            loader = call.first
-            source = self._sources.get(loader)
-            if source is None:
-                source = _Source(self._count, type(loader).__name__, self._built.describe(loader))
-                self._sources.set(loader, source)
-                self._count += 1
-            # Persistent workers hand out one iterator again and again.
-            self._source_of.set(iterator, source)
-            if Kind.BATCH not in self._context.kinds:  # nothing will tell what its batches are for
-                self._next_call(source, Phase.DATA if torch.is_grad_enabled() else Phase.EVAL)
-
-        return begun
+        loader = call.first
+        source = self._sources.get(loader)
+        if source is None:
+            source = _Source(self._count, type(loader).__name__, self._built.describe(loader))
+            self._sources.set(loader, source)
+            self._count += 1
+        # Persistent workers hand out one iterator again and again.
+        self._source_of.set(iterator, source)
+        if Kind.BATCH not in self._context.kinds:  # nothing will tell what its batches are for
+            self._next_call(source, Phase.DATA if torch.is_grad_enabled() else Phase.EVAL)
 
     def _record_drawn(self, iterator: object, batch: object, start: int, *, began: bool) -> None:
         """Record a batch in phase `data`; if gradients are off and something was trained, in `eval`, if that is wanted.

@@ -46,6 +46,7 @@ class GradientProbe(GuardedProbe):
         super().__init__(context)
         self._watched: dict[int, Any] = {}
         self._leaf_handles: list[Any] = []
+        self._patches.undo_by(self.on_tick)
         recorder = context.recorder
         compiled: Any = KERNELS.gradients(
             *(self.record, self._guarded, recorder, recorder.intake, self._watched, self._watch_leaf),
@@ -64,11 +65,6 @@ class GradientProbe(GuardedProbe):
         Given are tensors, as many paths or more, the module's sites, the phase, the kinds of tensor and gradient (None:
         not recorded), and the call.
         """
-
-    def remove(self) -> None:
-        """Stop, forget this step's tensors and remove the hooks on leaves; other hooks that are left do nothing."""
-        super().remove()
-        self.on_tick()
 
     def _watch_leaf(self, tensor: torch.Tensor, site: int, recomputed: bool) -> None:
         """`watch` for a tensor without an autograd node: the hook is on the tensor until the step ends."""
@@ -124,9 +120,9 @@ class GradientProbe(GuardedProbe):
                 self._recorder.emit_at(sites, gradient)
 
     def on_tick(self) -> None:
-        """As a step ends, forget its tensors and remove the hooks on leaves.
+        """As a step ends, or the probe is removed, forget tensors and remove the hooks on leaves.
 
-        Graphs that are still alive keep their hooks.
+        Graphs that are still alive keep their hooks, which do nothing once it is removed.
         """
         self._watched.clear()
         handles, self._leaf_handles = self._leaf_handles, []

@@ -6,7 +6,7 @@ larger one, as tensor parallelism hands them around, and is then recorded as suc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 POSITIONS = tuple(f"[{number}]" for number in range(32))
 WHOLE = ("",)
 NONE: dict[str, Any] = {}
+
+
+class At(NamedTuple):
+    """Of which call of a module values are, and which of them: inputs or outputs."""
+
+    state: ModuleState
+    phase: Phase
+    kind: Kind
+    call: int
 
 
 class ModuleValues:
@@ -96,73 +105,60 @@ class ModuleValues:
         with private_api.no_torch_function():  # the script's modes and classes are to see its own calls only
             for path, value in rest:
                 if value is not None:
-                    self._record_other(state, phase, kind, call, path, value)
+                    self._record_other(At(state, phase, kind, call), path, value)
 
-    def _record_other(self, state: ModuleState, phase: Phase, kind: Kind, call: int, prefix: str, value: Any) -> None:
+    def _site(self, at: At, path: str) -> int:
+        """Number of the site of a value at a path."""
+        return self._context.site(at.state, at.phase, at.kind, path, at.call)
+
+    def _record_other(self, at: At, prefix: str, value: Any) -> None:
         """`record` of what may be more than a plain tensor, hidden from what the script watches calls with."""
         cls = type(value)
         if issubclass(cls, torch.Tensor):
             # an output that requires gradients was made by an autograd node that knows its place
-            styles = state.styles or () if kind is Kind.INPUT else () if value.requires_grad else state.gives
-            placed = torch_distributed.share(value, prefix, styles) if state.tagged else None
-            self._record_tensor(state, phase, kind, call, prefix, value, placed)
+            given = at.state.styles or () if at.kind is Kind.INPUT else () if value.requires_grad else at.state.gives
+            placed = torch_distributed.share(value, prefix, given) if at.state.tagged else None
+            if at.kind in self.kinds:
+                self._recorder.emit(self._site(at, prefix), value if placed is None else placed)
+            self._note_tensor(at, prefix, value, placed)
             return
         if is_plain(cls):
-            if kind in self.kinds:
-                self._recorder.emit(self._context.site(state, phase, kind, prefix, call), value)
+            if at.kind in self.kinds:
+                self._recorder.emit(self._site(at, prefix), value)
             return
         try:
             leaves = flatten(value)
         except Exception as error:  # looking into an object of the script's runs code of the script's
-            site = self._context.site(state, phase, kind, prefix, call)
-            self._recorder.gap(site, f"{type(value).__name__} cannot be looked into: {type(error).__name__}")
+            reason = f"{type(value).__name__} cannot be looked into: {type(error).__name__}"
+            self._recorder.gap(self._site(at, prefix), reason)
             return
-        if kind in self.kinds:
+        if at.kind in self.kinds:
             shown = [leaf for leaf in leaves if issubclass(type(leaf[1]), torch.Tensor) or is_plain(type(leaf[1]))]
-            sites = [self._context.site(state, phase, kind, prefix + path, call) for path, _ in shown]
-            self._recorder.emit_many(sites, [value for _, value in shown])
+            self._recorder.emit_many([self._site(at, prefix + path) for path, _ in shown], [leaf for _, leaf in shown])
         for path, leaf in leaves:
             if issubclass(type(leaf), torch.Tensor):
-                self._record_tensor(state, phase, kind, call, prefix + path, leaf, is_recorded=True)
+                self._note_tensor(at, prefix + path, leaf)
 
-    def _record_tensor(
-        self,
-        state: ModuleState,
-        phase: Phase,
-        kind: Kind,
-        call: int,
-        path: str,
-        value: torch.Tensor,
-        placed: Placed | None = None,
-        *,
-        is_recorded: bool = False,
-    ) -> None:
-        """Record a tensor, have its gradient recorded when it comes, and call the listener, if there is one, with it.
+    def _note_tensor(self, at: At, path: str, value: torch.Tensor, placed: Placed | None = None) -> None:
+        """Have a tensor's gradient recorded when it comes, and call the listener, if there is one, with the tensor.
 
         The gradient only if its kind is recorded, the tensor requires one, and gradients are on.
 
         Args:
-            state: of the module.
-            phase: of the call.
-            kind: INPUT or OUTPUT.
-            call: number of the call.
-            path: where among inputs or outputs the tensor is.
+            at: which call, and which of its values.
+            path: where among these the tensor is.
             value: the tensor.
             placed: the same as one rank's share of a whole; None for a whole tensor.
-            is_recorded: whether it is on record already.
         """
-        if kind in self.kinds and not is_recorded:
-            site = self._context.site(state, phase, kind, path, call)
-            self._recorder.emit(site, value if placed is None else placed)
-        gradient = self._gradient_of.get(kind)
+        gradient = self._gradient_of.get(at.kind)
         if gradient is not None and value.requires_grad and torch.is_grad_enabled():
-            site = self._context.site(state, Phase.BACKWARD, gradient, path, call)
+            site = self._site(at._replace(phase=Phase.BACKWARD, kind=gradient), path)
             if placed is None:
-                self._gradients.watch(value, site, phase is Phase.RECOMPUTE)
+                self._gradients.watch(value, site, at.phase is Phase.RECOMPUTE)
             else:
-                self._gradients.watch_share(value, site, placed, phase is Phase.RECOMPUTE)
+                self._gradients.watch_share(value, site, placed, at.phase is Phase.RECOMPUTE)
         if self.on_value is not None:
-            self.on_value(state, kind, path, value)
+            self.on_value(at.state, at.kind, path, value)
 
 
 def may_be_shares(state: ModuleState, module: nn.Module, args: tuple[Any, ...]) -> bool:

@@ -57,6 +57,9 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context, Stack
     from introspect_cli.capture.naming import ModuleState
+    from introspect_cli.capture.probes.base import Args, Kwargs
+
+    Forward = Callable[..., Any]
 
 MAX_FRAMES = 40
 MAX_UNSEEN = 1000
@@ -251,9 +254,7 @@ class ModuleProbe(GuardedProbe):
             self.see_forward(type(module))
 
     @uncounted
-    def _record_by_name(
-        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _record_by_name(self, original: Forward, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """Run a call of `forward`, and record it as a call of its module.
 
         Only run it where the innermost call is of this very module, which calls it, or is not recorded.
@@ -264,9 +265,7 @@ class ModuleProbe(GuardedProbe):
         return self._record_or_pass(original, module, args, kwargs)
 
     @uncounted
-    def _record_or_pass(
-        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _record_or_pass(self, original: Forward, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """Run a call of a module, and record it in a recorded step.
 
         In a backward pass it is recorded in phase `recompute`. Calls inside unrecorded ones are not recorded.
@@ -288,14 +287,7 @@ class ModuleProbe(GuardedProbe):
             stack.phase = phase
 
     @uncounted
-    def _record_outermost(
-        self,
-        stack: Stack,
-        original: Callable[..., Any],
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _record_outermost(self, stack: Stack, original: Forward, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """Run a call outside of any other and of a backward pass: tell the clock, and record it in a wanted step.
 
         Not recorded: shape inference of pipeline stages, modules that are not initialised, and all after a failure.
@@ -322,9 +314,7 @@ class ModuleProbe(GuardedProbe):
         return result
 
     @uncounted
-    def _run_unrecorded(
-        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _run_unrecorded(self, original: Forward, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """Run an outermost call without recording it or anything inside.
 
         Its module is named as if it were recorded, unless it is only evaluated or a compiler is tracing.
@@ -341,7 +331,7 @@ class ModuleProbe(GuardedProbe):
         finally:
             del calls[depth:]
 
-    def _tell_clock(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _tell_clock(self, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
         """Tell the clock of an outermost call, and keep the phase that it gives in `stack.outer`.
 
         The clock may end a step before the call, and begin one. Nothing while a graph is traced, and for a
@@ -357,14 +347,7 @@ class ModuleProbe(GuardedProbe):
             self._stacks.now.outer = self._context.clock.outermost_forward(module)
 
     @uncounted
-    def _record_call(
-        self,
-        stack: Stack,
-        original: Callable[..., Any],
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _record_call(self, stack: Stack, original: Forward, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """Call `original(module, *args, **kwargs)`, and record inputs before and outputs after; returns its result."""
         calls, own = stack.calls, stack.own
         state: ModuleState | None = None
@@ -384,9 +367,7 @@ class ModuleProbe(GuardedProbe):
                 self._leave(stack, module, state, call, result)
         return result
 
-    def _enter(
-        self, stack: Stack, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[ModuleState | None, int]:
+    def _enter(self, stack: Stack, module: nn.Module, args: Args, kwargs: Kwargs) -> tuple[ModuleState | None, int]:
         """Decide whether a call is recorded, and if so count it and record its inputs.
 
         Returns:
@@ -413,7 +394,7 @@ class ModuleProbe(GuardedProbe):
         return state, call
 
     def _enter_special(
-        self, stack: Stack, module: nn.Module, caller: ModuleState | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, stack: Stack, module: nn.Module, caller: ModuleState | None, args: Args, kwargs: Kwargs
     ) -> tuple[ModuleState | None, bool]:
         """Decide whether a call is recorded that may be outermost, of a wrapper, compiled or of an own `__call__`.
 
@@ -533,6 +514,6 @@ class ModuleProbe(GuardedProbe):
                 self._recorder.gap(site, f"inside {how_hidden(module)} {state.fqn}")
 
 
-def tensors_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+def tensors_given(args: Args, kwargs: Kwargs) -> frozenset[int]:
     """`id` of each tensor in a call's arguments, nested ones included."""
     return frozenset(id(leaf) for _, leaf in flatten([args, kwargs]) if isinstance(leaf, torch.Tensor))

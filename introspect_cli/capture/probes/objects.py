@@ -21,14 +21,14 @@ from torch.utils.data import BatchSampler, DataLoader
 from introspect_cli.capture.environment import redact
 from introspect_cli.capture.environment.sources import attributes_of, is_users
 from introspect_cli.capture.frames import line_of
-from introspect_cli.capture.naming import ById, FreeNames
+from introspect_cli.capture.naming import ById, FreeNames, modules_in
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Phase
 from introspect_cli.tensors.values import plain
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
@@ -61,8 +61,12 @@ _LENGTHS = ("torchvision.", "datasets.")
 """Libraries beside torch whose data sets say how long they are without running anything of the script's."""
 
 
+Facts = list[tuple[str, Any]]
+"""Pairs of where in an object something is (`.padding`, `[0].size`; "" for itself) and its value."""
+
+
 class Description:
-    """Plain data of one object; cut at depth 4, 32 items of a container and 400 parts in all.
+    """Plain facts of one object; cut at depth 4, 32 items of a container and 400 parts in all.
 
     Args:
         left_out: names of attributes that say how far an object has come, not what it was built with.
@@ -74,12 +78,12 @@ class Description:
         self._nodes = 0
         self._seen: set[int] = set()
 
-    def describe(self, value: Any, depth: int = 0) -> Any:
-        """A value as plain data: a number, text cut to 200 characters, list, dict, or an object's class and attributes.
+    def facts(self, value: Any, depth: int = 0) -> Facts:
+        """Facts of a value: a number or text (200 characters), of containers their items, else class and attributes.
 
-        A tuple gives a list; items of a dict whose key is no scalar are left out. Given by class and length are sets
-        and other containers, and lists, tuples and dicts of more than 32 items; by class are modules, optimizers and
-        python's own objects. After 400 parts, and for objects described before, it is as at depth 4.
+        Items of a dict whose key is no scalar are left out. Given by class and length are sets and other containers,
+        and lists, tuples and dicts of more than 32 items; by class are modules, optimizers and python's own objects.
+        After 400 parts, and for objects described before, it is as at depth 4.
 
         Args:
             value: any object; nothing of the script's is run.
@@ -88,120 +92,89 @@ class Description:
         """
         self._nodes += 1
         kind = type(value)
-        if kind is int and value.bit_length() > MAX_BITS:
-            return f"int of {value.bit_length()} bits"
         if kind in _PLAIN:
-            return value[:MAX_TEXT] if kind is str else value
+            is_long = kind is int and value.bit_length() > MAX_BITS
+            return [
+                ("", f"int of {value.bit_length()} bits" if is_long else value[:MAX_TEXT] if kind is str else value)
+            ]
         if kind in _NAMED:
-            return str(value)
+            return [("", str(value))]
         if issubclass(kind, type):
-            return called(value)
+            return [("", called(value))]
         if kind in FUNCTIONS or kind is MethodType:
-            return self._function(value, depth)
+            return [("", called(value)), *self._around(value, depth)]
         if issubclass(kind, torch.Tensor):
-            return _tensor(value)
+            return [("", _tensor(value))]
         if kind.__module__ == "numpy" and kind.__name__ in {"ndarray", "memmap"}:
-            return f"{kind.__name__} {value.dtype} {list(value.shape)}"
+            return [("", f"{kind.__name__} {value.dtype} {list(value.shape)}")]
         if kind is torch.Generator:
-            return f"generator on {value.device}, seed {value.initial_seed()}"
+            return [("", f"generator on {value.device}, seed {value.initial_seed()}")]
         too_far = depth >= MAX_DEPTH or self._nodes > MAX_PARTS or id(value) in self._seen
         if kind in _SIZED:
             if too_far or kind not in {*_ENUMERATED, dict} or len(value) > MAX_ITEMS:
-                return f"{kind.__name__} of {len(value):,}"
-            if kind is dict:
-                return {
-                    str(key)[:MAX_TEXT]: self.describe(held, depth + 1)
-                    for key, held in value.items()
-                    if type(key) in _PLAIN
-                }
-            return [self.describe(item, depth + 1) for item in value]
+                return [("", f"{kind.__name__} of {len(value):,}")]
+            return self._named(value, depth) if kind is dict else self._listed(value, depth)
         if too_far or issubclass(kind, (nn.Module, ModuleType, torch.optim.Optimizer)) or _is_pythons(kind):
-            return called(kind)
+            return [("", called(kind))]
         self._seen.add(id(value))
         if kind is functools.partial:
-            given = [self.describe(item, depth + 1) for item in value.args]
-            named = {name: self.describe(item, depth + 1) for name, item in value.keywords.items()}
-            return {"function": self.describe(value.func, depth + 1), **({"args": given} if given else {}), **named}
-        return self._object(value, depth)
+            given = {"args": value.args} if value.args else {}
+            return [*self.facts(value.func, depth + 1), *self._named(given | value.keywords, depth)]
+        length = length_of(value)
+        return [("", called(kind)), *([] if length is None else [(".length", length)]), *self.attributes(value, depth)]
 
-    def attributes(self, value: object, depth: int = 0) -> dict[str, Any]:
-        """An object's attributes, described, by name without leading underscores; of its `__dict__` the first 64 alone.
+    def attributes(self, value: object, depth: int = 0) -> Facts:
+        """Facts of an object's attributes, by name without leading underscores; of its `__dict__` the first 64 alone.
 
         Left out are names in `left_out`, names that begin with `__`, and private ones of torch's and torchvision's
         objects unless they are scalars or lists of them.
 
         Args:
-            value: any object; {} for one without a `__dict__`.
-            depth: of the object, as in `describe`.
+            value: any object; [] for one without a `__dict__`.
+            depth: of the object, as in `facts`.
         """
-        held = attributes_of(value)
         library = type(value).__module__.partition(".")[0] in {"torch", "torchvision"}
-        attributes = {}
-        for name, item in list(held.items())[: 2 * MAX_ITEMS]:
-            if type(name) is not str or name in self._left_out or name.startswith("__"):
-                continue
-            if library and name.startswith("_") and not _is_plain(item):
-                continue  # bookkeeping
-            attributes[name.lstrip("_")] = self.describe(item, depth + 1)
-        return attributes
+        held = {
+            name.lstrip("_"): item
+            for name, item in list(attributes_of(value).items())[: 2 * MAX_ITEMS]
+            if type(name) is str and name not in self._left_out and not name.startswith("__")
+            if not (library and name.startswith("_")) or _is_plain(item)  # bookkeeping
+        }
+        return self._named(held, depth)
 
-    def _object(self, value: object, depth: int) -> Any:
-        """A dict of class, `length` if known, and attributes; only the class's name where there is neither."""
-        name, attributes = called(type(value)), self.attributes(value, depth)
-        length = length_of(value)
-        if length is not None:
-            attributes = {"length": length, **attributes}
-        return {"class": name, **attributes} if attributes else name
+    def _named(self, held: dict[Any, Any], depth: int) -> Facts:
+        """Facts of the items of a dict with scalar keys, at `.KEY`."""
+        items = [(f".{str(key)[:MAX_TEXT]}", item) for key, item in held.items() if type(key) in _PLAIN]
+        return [(place + path, fact) for place, item in items for path, fact in self.facts(item, depth + 1)]
 
-    def _function(self, value: Any, depth: int) -> Any:
-        """Name of a function; for a user's that uses any scalar globals or closure variables, a dict of name and these.
+    def _listed(self, items: list[Any] | tuple[Any, ...], depth: int) -> Facts:
+        """Facts of items, at `[0]`, `[1]`; the items in a list where each is a scalar."""
+        every = [self.facts(item, depth + 1) for item in items]
+        if all(len(facts) == 1 and not facts[0][0] and type(facts[0][1]) is not list for facts in every):
+            return [("", [fact for ((_, fact),) in every])]
+        return [(f"[{at}]{path}", fact) for at, facts in enumerate(every) for path, fact in facts]
 
-        Of globals, the first 32 names that it uses. From depth 4 on the name alone.
+    def _around(self, value: Any, depth: int) -> Facts:
+        """Scalar globals and closure variables that a user's function uses; of globals, the first 32 names.
+
+        [] for other functions, and from depth 4 on.
         """
-        name = called(value)
         function = value.__func__ if type(value) is MethodType else value
         if type(function) is not FunctionType or depth >= MAX_DEPTH or not is_users(function.__code__.co_filename):
-            return name
+            return []
         code, cells = function.__code__, function.__closure__ or ()
         around = {variable: function.__globals__.get(variable) for variable in code.co_names[:MAX_ITEMS]}
         around = {variable: content for variable, content in around.items() if content is not None}
         for variable, cell in zip(code.co_freevars, cells, strict=False):
             with contextlib.suppress(ValueError):  # not assigned yet
                 around[variable] = cell.cell_contents
-        held = {
-            variable: self.describe(content, depth + 1)
-            for variable, content in around.items()
-            if type(content) in _PLAIN
-        }
-        return {"function": name, **held} if held else name
+        return self._named({name: content for name, content in around.items() if type(content) in _PLAIN}, depth)
 
 
 def _is_pythons(kind: type) -> bool:
     """Whether a class is of the standard library; False for `partial`, `Namespace` and `SimpleNamespace`."""
     home = kind.__module__ if type(kind.__module__) is str else ""
     return kind not in _HOLDERS and home != "__main__" and home.partition(".")[0] in sys.stdlib_module_names
-
-
-def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Pairs of dotted name and scalar from what `Description` gives: `sampler`, `transforms[0].padding`.
-
-    Args:
-        name: what all names begin with; "" for nothing.
-        value: plain data; a dict's `class`, else `function`, is the value of the dict's own name, or is left out where
-            `name` is "". A list of scalars is one value, as text.
-    """
-    if type(value) is dict:
-        head = next((value[key] for key in ("class", "function") if key in value), None)
-        if head is not None and name:
-            yield name, head
-        for key, item in value.items():
-            if head is None or key not in {"class", "function"}:
-                yield from flat(f"{name}.{key}" if name else key, item)
-    elif type(value) is list and not all(type(item) in _PLAIN for item in value):
-        for number, item in enumerate(value):
-            yield from flat(f"{name}[{number}]", item)
-    else:
-        yield name, str(value) if type(value) is list else value
 
 
 def called(value: Any, *, in_full: bool = False) -> str:
@@ -330,13 +303,9 @@ class AttributeProbe(GuardedProbe):
         """Record nothing before `install`."""
         self._watched: dict[str, AttributeSnapshot] = {}
         super().__init__(context, then=self._watched.clear)
+        self._patches.undo_by(self._watched.clear)
         self._recorded: dict[str, ModuleInfo] = {}
         self._changes: dict[tuple[str, str], int] = {}
-
-    def remove(self) -> None:
-        """Stop listening, and drop the snapshots."""
-        super().remove()
-        self._watched.clear()
 
     def on_root(self, root: nn.Module) -> None:
         """Write rows for modules named since the last look, and for a root's with other attributes, mode or hooks.
@@ -365,14 +334,15 @@ class AttributeProbe(GuardedProbe):
             root_name: its FQN.
         """
         names, step = self._context.names, self._context.recorder.step
-        modules = list(_below(root))
+        modules, plain = list(modules_in(root)), list[dict[str, object]]()
         new = {info.fqn: info for info in names.new_modules()}
         changed: list[ModuleInfo] = []
         for module in modules:
             state = names.find(module)
+            followed, pairs = ({}, ()) if state is None else self._look(state.fqn, module)
+            plain.append(followed)
             if state is None:
                 continue
-            pairs = tuple(self._pairs(state.fqn, module))
             last = new.get(state.fqn) or self._recorded.get(state.fqn) or names.describe(module, state)
             if last.attributes == pairs:
                 continue
@@ -385,31 +355,22 @@ class AttributeProbe(GuardedProbe):
                 new[state.fqn] = updated
             else:
                 changed.append(updated)
-        self._watched[root_name] = AttributeSnapshot(modules, list(map(self._followed, modules)))
+        self._watched[root_name] = AttributeSnapshot(modules, plain)
         rows = [*new.values(), *changed]
         if rows:
             self._context.rank.modules(rows)
 
-    def _followed(self, module: nn.Module) -> dict[str, object]:
-        """The module's plain attributes; those that have changed 8 times are left out."""
-        state = self._context.names.find(module)
-        fqn = "" if state is None else state.fqn
-        # What is not plain may become so; its identity alone would keep no memory alive, so it is not held.
-        return {
-            name: value
-            for name, value in _attributes_of(module)
-            if _text(value) and (not self._changes or self._changes.get((fqn, name), 0) < MAX_CHANGES)
-        }
+    def _look(self, fqn: str, module: nn.Module) -> tuple[dict[str, object], tuple[tuple[str, str], ...]]:
+        """A module's plain attributes, by name, and pairs for its row.
 
-    def _pairs(self, fqn: str, module: nn.Module) -> Iterator[tuple[str, str]]:
-        """Name and text, cut to 200 characters, of each plain attribute; then `hooks`, kinds and functions, if any.
-
+        Pairs are name and text, cut to 200 characters, of each attribute; then `hooks`, kinds and functions, if any.
         Secret values are redacted. Changes of each attribute are counted: from the 8th on, the text is
-        `(changes often)`.
+        `(changes often)`, and the attribute is among the pairs alone.
         """
         info = self._recorded.get(fqn)
         before = {} if info is None else dict(info.attributes)
-        held = vars(module)
+        plain: dict[str, object] = {}
+        pairs: list[tuple[str, str]] = []
         for name, value in _attributes_of(module):
             text = _text(value)
             if not text:
@@ -419,27 +380,17 @@ class AttributeProbe(GuardedProbe):
             times = self._changes.get((fqn, name), 0) + (before.get(name, text) != text)
             if times:
                 self._changes[fqn, name] = times
-            yield name, text if times < MAX_CHANGES else CHANGES_OFTEN
+            if times < MAX_CHANGES:
+                # What is not plain may become so; its identity alone would keep no memory alive, so it is not held.
+                plain[name] = value
+            pairs.append((name, text if times < MAX_CHANGES else CHANGES_OFTEN))
         hooks = [
-            f"{kind} {called(hook, in_full=True)}" for key, kind in _HOOKS.items() for hook in _hooks(held.get(key))
+            f"{kind} {name}"
+            for key, kind in _HOOKS.items()
+            for hook in getattr(vars(module).get(key), "values", tuple)()
+            if not (name := called(hook, in_full=True)).startswith(_PACKAGE)
         ]
-        if hooks:
-            yield "hooks", ", ".join(hooks)[:MAX_TEXT]
-
-
-def _below(root: nn.Module) -> Iterator[nn.Module]:
-    """A module and all inside it, each once; nothing inside one whose `_modules` is no dict, such as a scripted one."""
-    waiting, seen = [root], {id(root)}
-    while waiting:
-        module = waiting.pop()
-        yield module
-        children = vars(module).get("_modules")
-        if not isinstance(children, dict):
-            continue
-        for child in children.values():
-            if isinstance(child, nn.Module) and id(child) not in seen:
-                seen.add(id(child))
-                waiting.append(child)
+        return plain, (*pairs, *([("hooks", ", ".join(hooks)[:MAX_TEXT])] if hooks else ()))
 
 
 def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
@@ -472,17 +423,6 @@ def _text(value: object) -> str:
         texts = [_text(item) if type(item) in _PLAIN or type(item) is complex else "" for item in value]  # type: ignore[attr-defined] # as above
         return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})" if all(texts) else ""
     return ""
-
-
-def _hooks(registry: Any) -> list[Any]:
-    """Hooks in a registry of a module, without introspect's; [] for what is no registry.
-
-    Args:
-        registry: such as `module._forward_hooks`; may be None.
-    """
-    if registry is None or not hasattr(registry, "values"):
-        return []
-    return [hook for hook in registry.values() if not called(hook, in_full=True).startswith(_PACKAGE)]
 
 
 # ---
@@ -531,26 +471,18 @@ class BuiltProbe(GuardedProbe):
         self._described: dict[str, dict[str, dict[str, Any]]] = {}
         self._count = 0
 
-    def _watch_autocast(self, call: Call) -> Callable[[Any], None]:
-        """Called before autocast is entered; returns what notes `device dtype` (`cuda bfloat16`), if it is enabled."""
+    def _note_autocast(self, call: Call, _result: object) -> None:
+        """Note `device dtype` (`cuda bfloat16`), each once, where autocast was entered and is enabled."""
+        device = call.first.device
+        if torch.is_autocast_enabled(device):
+            dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+            if f"{device} {dtype}" not in self._autocast:
+                self._autocast[f"{device} {dtype}"] = None
+                self._context.facts["autocast"] = lambda: {"autocast": ", ".join(self._autocast)}
 
-        def entered(_result: object) -> None:
-            """Note the dtype, each once."""
-            device = call.first.device
-            if torch.is_autocast_enabled(device):
-                dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-                if f"{device} {dtype}" not in self._autocast:
-                    self._autocast[f"{device} {dtype}"] = None
-                    self._context.facts["autocast"] = lambda: {"autocast": ", ".join(self._autocast)}
-
-        return entered
-
-    def _watch_constructor(self, call: Call) -> Callable[[Any], None]:
-        """Called before a constructor; returns what passes the new object and the caller's line to `_note_object`."""
-        return lambda _: self._note_object(call.first, line_of(call.frame))
-
-    def _note_object(self, thing: object, line: str) -> None:
+    def _note_object(self, call: Call, _result: object) -> None:
         """Keep a new scheduler or scaler for `document`, each once, 64 in all; of a loader keep the line alone."""
+        thing, line = call.first, line_of(call.frame)
         if isinstance(thing, DataLoader):
             self._lines.set(thing, line)
             return
@@ -595,15 +527,18 @@ class BuiltProbe(GuardedProbe):
     def _settings(self, thing: object) -> dict[str, Any]:
         """Settings of an object as dotted names and scalars, the line that made it first; {} where that failed."""
         with self._guarded, unobserved():
+            facts: Facts = []
             if isinstance(thing, DataLoader):
                 held = {name: value for name in _LOADER if (value := attributes_of(thing).get(name)) is not None}
                 if type(held.get("batch_sampler")) is BatchSampler and "batch_size" in held:
                     del held["batch_sampler"]  # made by the loader itself
-                described = {name: Description(_PROGRESS).describe(value) for name, value in held.items()}
+                for name, value in held.items():
+                    facts += [(f".{name}{path}", fact) for path, fact in Description(_PROGRESS).facts(value)]
             else:
-                described = Description(_PROGRESS).attributes(thing)
+                facts = Description(_PROGRESS).attributes(thing)
             line = self._lines.get(thing)
-            return {**({"line": line} if line else {}), **dict(flat("", described))}
+            described = {path[1:]: str(fact) if type(fact) is list else fact for path, fact in facts}
+            return {**({"line": line} if line else {}), **described}
         return {}
 
     def add_loader(self, phase: Phase, name: str, settings: dict[str, Any]) -> None:

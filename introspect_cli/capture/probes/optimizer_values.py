@@ -7,7 +7,6 @@ asked for twice a step of every parameter, so the sites of it all are looked up 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.naming import ParameterName
-    from introspect_cli.capture.ranks.flat import Turn
     from introspect_cli.capture.recording.recorder import Recorder
 
 PLAIN = (bool, int, float, str)
@@ -99,25 +97,6 @@ class ParameterSites:
         return at, [states[position] for position in at]
 
 
-@dataclass(slots=True)
-class Stepping:
-    """An optimizer during one step.
-
-    Attributes:
-        optimizer: that steps.
-        parameters: what it was given, group after group.
-        turn: which of its groups these are.
-        key: object by which `known` is found again: the optimizer, or its first parameter where groups step one by one.
-        known: what is known of them; None before they were looked at.
-    """
-
-    optimizer: Optimizer
-    parameters: list[torch.Tensor]
-    turn: Turn
-    key: Any
-    known: ParameterSites | None
-
-
 class Plan:
     """Sites of all optimizer state, valid while the keys and their number stay the same."""
 
@@ -134,16 +113,15 @@ class Plan:
         self._keys = list(chain.from_iterable(states))
         self._lengths = numbers_of(map(len, states))
 
-    def is_recorded(self, recorder: Recorder, stepping: Stepping) -> bool:
+    def is_recorded(self, recorder: Recorder, optimizer: Optimizer, parameters: list[torch.Tensor]) -> bool:
         """Record all state in one compiled call, if its keys are those of the plan; returns whether it was recorded.
 
         False means that nothing was, and that the caller has to do it one by one; so always for a plan that was made
         where a parameter had no state or was not watched.
         """
-        state, parameters = stepping.optimizer.state, stepping.parameters
-        if type(state) not in _STATES or not self._are_all:
+        if type(optimizer.state) not in _STATES or not self._are_all:
             return False
-        known = parameters, state, self._lengths, self._keys, torch.Tensor
+        known = parameters, optimizer.state, self._lengths, self._keys, torch.Tensor
         return recorder.record_compiled(KERNELS.record_state, self.sites, *known)
 
 

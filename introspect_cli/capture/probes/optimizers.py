@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import functools
 import sys
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import outward
-from introspect_cli.capture.naming import ById, FreeNames, parameters_of
+from introspect_cli.capture.naming import ById, FreeNames, parameters_in, parameters_of
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.optimizer_values import (
     PLAIN,
     ParameterSites,
     Plan,
-    Stepping,
     setting,
 )
 from introspect_cli.capture.probes.state import StateProbe
-from introspect_cli.capture.ranks.flat import ALL
+from introspect_cli.capture.ranks.flat import ZERO, is_stepped
 from introspect_cli.records import SCALER, Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors import parallel
 from introspect_cli.tensors.flatten import flatten
@@ -34,7 +34,7 @@ from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from types import FrameType
 
     from torch.optim.optimizer import Optimizer
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
     from introspect_cli.capture.naming import ParameterName
+    from introspect_cli.capture.probes.base import Args, Kwargs
 
 
 class OptimizerProbe(GuardedProbe):
@@ -56,7 +57,7 @@ class OptimizerProbe(GuardedProbe):
         self._state = context.probe(StateProbe)
         self._names = FreeNames()
         self._parameters: ById[ParameterSites] = ById()
-        self._state_seen: set[tuple[str, int]] = set()
+        self._state_seen: set[str] = set()
         self._hyperparameters: dict[tuple[str, int], dict[str, tuple[Any, int]]] = {}
         """By optimizer and group, what each entry was when it was recorded last, and its site."""
         self._settings: list[dict[str, Any]] = []
@@ -66,10 +67,11 @@ class OptimizerProbe(GuardedProbe):
         """Identity of the optimizer whose step under way trains nothing; 0 for none."""
         self._groups: frozenset[int] = frozenset()
         """Identities of the groups of the outermost optimizer that steps."""
+        self._in_engine = False
 
-    def _note_new_optimizer(self, call: Call) -> Callable[[object], None]:
-        """Called before an optimizer is made; returns what tells the clock of it."""
-        return lambda _: self._context.clock.add_optimizer(call.first)
+    def _note_new_optimizer(self, call: Call, _result: object) -> None:
+        """Tell the clock of an optimizer that was made."""
+        self._context.clock.add_optimizer(call.first)
 
     def _watch_scaler_step(self, call: Call) -> Callable[[object], None]:
         """Called before a gradient scaler steps: records its scale; returns what ends the step if that was skipped."""
@@ -88,9 +90,40 @@ class OptimizerProbe(GuardedProbe):
 
         return left
 
-    def _before_step(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def _watch_engine_step(self, call: Call) -> Callable[[object], None] | None:
+        """Called before a DeepSpeed engine steps: records its hyper-parameters, once in a step.
+
+        Returns:
+            what records the parameters and ends the step, if any group has been stepped: each is a step of torch's
+            optimizer, which has flat tensors. None for an engine without one inside an optimizer of DeepSpeed's.
+        """
+        engine, context, stepped = call.first, self._context, self._stepped
+        optimizer = getattr(engine.optimizer, "optimizer", None)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            return None
+        context.guard.note(ZERO)
+        self._in_engine = True
+        if self._recorder.wanted and not context.count(self):
+            name = self._names.name(optimizer, type(optimizer).__name__)
+            with unobserved():
+                self._note_settings(name, optimizer, [])
+                context.clock.begin()
+                self._record_hyperparameters(optimizer, name)
+
+        def left(_: object) -> None:
+            """Record the parameters and end the step, if any group has been stepped."""
+            self._in_engine = False
+            if self._stepped != stepped:
+                with unobserved():
+                    if self._recorder.wanted:
+                        held = {id(each): each for each in parameters_in(engine) if is_stepped(each)}
+                        self._state.parameters_after(engine, list(held.values()))
+                        context.clock.tell("on_after_optimizer")
+                    context.clock.auto_tick()
+
+        return left
+
+    def _before_step(self, optimizer: Optimizer, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
         """Before each `step`, record what an outermost one finds: hyper-parameters, state, gradients but a closure's.
 
         Before that, the optimizer is named, unless it has a closure, which may call a model first, and a parameter
@@ -113,21 +146,20 @@ class OptimizerProbe(GuardedProbe):
         if running and not _is_inside_step(sys._getframe(2)):  # noqa: SLF001 - the frame of torch's wrapper of `step`
             running.clear()  # the last step never returned: a closure raised and the script caught it
         running.append(id(optimizer))
-        if len(running) > 1:
+        if len(running) > 1 or self._in_engine:
             self._record_inner_step(optimizer)
             return None
         self._closures = 0
         with unobserved():
             self._groups = frozenset(map(id, optimizer.param_groups))
             has_closure = _has_closure(args, kwargs)
-            stepping = self._new_stepping(optimizer)
-            names = context.names.parameters
+            names = map(context.names.parameters.name_of, parameters_of(optimizer))
             # With a closure it may step before any model that holds its parameters was called.
-            if not has_closure or stepping.known is not None or None not in map(names.name_of, stepping.parameters):
-                self._name_optimizer(stepping)
+            if not has_closure or self._parameters.get(optimizer) is not None or None not in names:
+                self._name_optimizer(optimizer)
             context.clock.begin()
             if self._recorder.wanted:
-                self._record_before(stepping, has_closure=has_closure)
+                self._record_before(optimizer, has_closure=has_closure)
             if has_closure:
                 return _with_closure(args, kwargs, functools.partial(self._record_closure_gradients, optimizer))
         return None
@@ -135,14 +167,12 @@ class OptimizerProbe(GuardedProbe):
     def _record_inner_step(self, optimizer: Optimizer) -> None:
         """Record hyper-parameters of an optimizer that steps inside another's; nothing if that has all its groups.
 
-        The outer one may have groups of its own that nothing reads.
+        The outer one may have groups of its own that nothing reads. Nothing inside a DeepSpeed engine's step.
         """
         with unobserved():
-            groups = set(map(id, optimizer.param_groups))
-            if groups <= self._groups or Kind.HYPERPARAMETER not in self._context.kinds or not self._recorder.wanted:
-                return
-            name = self._names.name(optimizer, type(optimizer).__name__)
-            self._record_hyperparameters(optimizer, name, self._new_stepping(optimizer).turn.first)
+            has_groups = not set(map(id, optimizer.param_groups)) <= self._groups
+            if has_groups and self._recorder.wanted and not self._in_engine:
+                self._record_hyperparameters(optimizer, self._names.name(optimizer, type(optimizer).__name__))
 
     def _record_closure_gradients(self, optimizer: Optimizer) -> None:
         """Record the gradients that a closure has just computed.
@@ -152,19 +182,17 @@ class OptimizerProbe(GuardedProbe):
         if not (self._guarded.on and self._recorder.wanted):
             return
         with self._guarded, unobserved():
-            stepping = self._new_stepping(optimizer)
-            if stepping.known is None:
-                self._name_optimizer(stepping)
+            if self._parameters.get(optimizer) is None:
+                self._name_optimizer(optimizer)
                 if not self._closures:
-                    self._record_state_before(stepping)
-            self._record_gradients(stepping, self._closures)
+                    self._record_state_before(optimizer)
+            self._record_gradients(optimizer, self._closures)
             self._closures += 1
 
-    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after_step(self, optimizer: Optimizer, args: Args, kwargs: Kwargs) -> None:
         """After each `step`, record what an outermost one leaves, parameters and state, then end the clock's step.
 
-        Where the optimizer's groups step one after the other, only the last of them ends it. Nothing for a step inside
-        another, or one of checkpointing.
+        Nothing for a step inside another or a DeepSpeed engine's, or one of checkpointing.
         """
         if self._aside == id(optimizer):
             self._aside = 0
@@ -175,43 +203,30 @@ class OptimizerProbe(GuardedProbe):
         if running:
             return
         self._stepped += 1
+        if self._in_engine:
+            return
         with unobserved():
-            stepping = self._new_stepping(optimizer)
-            if stepping.known is None:
-                self._name_optimizer(stepping)
+            if self._parameters.get(optimizer) is None:
+                self._name_optimizer(optimizer)
             if self._recorder.wanted:
-                self._record_after(stepping, has_closure=_has_closure(args, kwargs))
-            if stepping.turn.is_last:
-                self._context.clock.auto_tick()
-
-    def _new_stepping(self, optimizer: Optimizer) -> Stepping:
-        """A new `Stepping` of an optimizer: its parameters now, which groups these are, and their sites.
-
-        `known` is None before `_name_optimizer` has named them.
-        """
-        parameters, parts = parameters_of(optimizer), self._context.parts
-        turn = parts.turn_of(parameters) if parts.is_active else ALL
-        # What is known of all that it steps is kept by itself, or by one of the tensors that it steps in turn.
-        key = optimizer if turn == ALL else parameters[0]
-        return Stepping(optimizer, parameters, turn, key, self._parameters.get(key))
+                self._record_after(optimizer, has_closure=_has_closure(args, kwargs))
+            self._context.clock.auto_tick()
 
     def _record_skipped_step(self, optimizer: Optimizer) -> None:
         """Record an optimizer step that a gradient scaler skipped, as if it had been made, and end the clock's step."""
-        stepping = self._new_stepping(optimizer)
-        self._name_optimizer(stepping)
+        self._name_optimizer(optimizer)
         if self._recorder.wanted:
-            self._record_before(stepping, has_closure=False)
-            self._record_after(stepping, has_closure=True, gradients=False)
+            self._record_before(optimizer, has_closure=False)
+            self._record_after(optimizer, has_closure=True, gradients=False)
         self._context.clock.auto_tick()
 
-    def _name_optimizer(self, stepping: Stepping) -> None:
-        """Name the optimizer and its parameters, set `stepping.known`, tell the clock, and have its settings written.
+    def _name_optimizer(self, optimizer: Optimizer) -> None:
+        """Name an optimizer and its parameters, tell the clock, and have its settings written.
 
-        Nothing while `known` has as many names, none of which was replaced since. A parameter that no module holds is
-        named by the script's variable, else `OPTIMIZER.groupN.POSITION`, N counted from `stepping.turn.first`.
+        Nothing while it has as many parameters as names, none of which was replaced since. A parameter that no module
+        holds is named by the script's variable, else `OPTIMIZER.groupN.POSITION`.
         """
-        optimizer, parameters, turn, held = stepping.optimizer, stepping.parameters, stepping.turn, stepping.known
-        parts, all_names = self._context.parts, self._context.names
+        parameters, held, all_names = parameters_of(optimizer), self._parameters.get(optimizer), self._context.names
         if held is not None and len(held.names) == len(parameters) and held.replaced == all_names.parameters.replaced:
             return
         self._context.clock.note_step_of(optimizer)
@@ -224,135 +239,105 @@ class OptimizerProbe(GuardedProbe):
             all_names.name_holders_of(unnamed)
         name = self._names.name(optimizer, type(optimizer).__name__)
         names: list[ParameterName] = []
-        fqns: list[list[str]] = []
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
                 parameter_name = all_names.parameters.name_of(parameter)
                 if parameter_name is None:
                     parameter_name = all_names.parameters.name_alone(
                         parameter,
-                        self._script_name(parameter) or f"{name}.group{turn.first + number}.{position}",
+                        self._script_name(parameter) or f"{name}.group{number}.{position}",
                         type(optimizer).__name__,
                     )
                 parameter_name.add_holder(optimizer, (number, position))
-                inside = parts.names_inside(parameter)
-                parameter_name.watched |= any(named.watched for named in inside or ())
                 names.append(parameter_name)
-                fqns.append([named.fqn for named in ([parameter_name] if inside is None else inside)])
-        stepping.known = ParameterSites(names, all_names.parameters.replaced)
-        self._parameters.set(stepping.key, stepping.known)
-        self._note_settings(name, optimizer, fqns, turn.first)
+        self._parameters.set(optimizer, ParameterSites(names, all_names.parameters.replaced))
+        self._note_settings(name, optimizer, [each.fqn for each in names])
 
     def _script_name(self, parameter: torch.Tensor) -> str:
         """The script's variable for a tensor that no module holds; "" where unknown."""
         return self._context.leaf_names.get(id(parameter), "")
 
-    def _record_before(self, stepping: Stepping, *, has_closure: bool) -> None:
+    def _record_before(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Record hyper-parameters, state where it is wanted at the start, and gradients.
 
         Args:
-            stepping: what steps.
+            optimizer: that steps.
             has_closure: whether a closure computes the gradients in the step; then they are not recorded here.
         """
-        name = self._names.name(stepping.optimizer, type(stepping.optimizer).__name__)
-        kinds = self._context.kinds
-        if Kind.HYPERPARAMETER in kinds:
-            self._record_hyperparameters(stepping.optimizer, name, stepping.turn.first)
-        self._record_state_before(stepping)
+        self._record_hyperparameters(optimizer, self._names.name(optimizer, type(optimizer).__name__))
+        self._record_state_before(optimizer)
         if not has_closure:
-            self._record_gradients(stepping)
+            self._record_gradients(optimizer)
 
-    def _record_state_before(self, stepping: Stepping) -> None:
+    def _record_state_before(self, optimizer: Optimizer) -> None:
         """Record the state that an optimizer finds at its first step, and at its first after unrecorded steps.
 
         Else nothing.
         """
-        name = self._names.name(stepping.optimizer, type(stepping.optimizer).__name__)
-        if stepping.known is not None and stepping.known.names and Kind.OPTIMIZER_STATE in self._context.kinds:
-            place = name, stepping.turn.first
-            if self._recorder.resumed or place not in self._state_seen:
-                self._state_seen.add(place)
-                self._record_state(stepping, Phase.START)
+        name, known = self._names.name(optimizer, type(optimizer).__name__), self._parameters.get(optimizer)
+        if known is not None and known.names and (self._recorder.resumed or name not in self._state_seen):
+            self._state_seen.add(name)
+            self._record_state(optimizer, Phase.START)
 
-    def _record_after(self, stepping: Stepping, *, has_closure: bool, gradients: bool = True) -> None:
-        """Record parameters and state after a step; at the last group, tell `on_after_optimizer`.
+    def _record_after(self, optimizer: Optimizer, *, has_closure: bool, gradients: bool = True) -> None:
+        """Record parameters and state after a step, and tell `on_after_optimizer`.
 
         Args:
-            stepping: what has stepped.
+            optimizer: that has stepped.
             has_closure: whether it was given a closure; if that was never called, gradients are recorded now.
             gradients: False for a step that was skipped, whose gradients are recorded before.
         """
         if has_closure and gradients and not self._closures:
-            self._record_gradients(stepping)
-        if gradients:
-            large = stepping.known.large(stepping.parameters) if stepping.known is not None else []
+            self._record_gradients(optimizer)
+        if gradients and (known := self._parameters.get(optimizer)) is not None:
+            large = known.large(parameters_of(optimizer))
             parallel.note_computation(tensor.grad for tensor in large if tensor.grad is not None)
-        self._state.parameters_after(stepping)
-        if Kind.OPTIMIZER_STATE in self._context.kinds:
-            self._record_state(stepping, Phase.OPTIMIZER)
-        if stepping.turn.is_last:
-            clock = self._context.clock
-            clock.tell("on_after_optimizer")
+        self._state.parameters_after(optimizer, parameters_of(optimizer))
+        self._record_state(optimizer, Phase.OPTIMIZER)
+        self._context.clock.tell("on_after_optimizer")
 
-    def _record_gradients(self, stepping: Stepping, call: int = 0) -> None:
+    def _record_gradients(self, optimizer: Optimizer, call: int = 0) -> None:
         """Record `.grad` of each parameter that has one; nothing where gradients are not recorded.
 
         Args:
-            stepping: whose names are known; nothing where they are not.
+            optimizer: whose parameters have names; nothing where they have not.
             call: how often a closure has computed gradients in this step before.
         """
-        context, held = self._context, stepping.known
+        context, held = self._context, self._parameters.get(optimizer)
         if held is None or Kind.GRAD not in context.kinds:
             return
-        sites, parameters = held.gradient_sites(context, call), stepping.parameters
-        at_once = held.all_watched and not context.parts.is_active
+        sites, parameters, parts = held.gradient_sites(context, call), parameters_of(optimizer), context.parts
+        at_once = held.all_watched and not parts.is_active
         if at_once and self._recorder.record_compiled(KERNELS.record_gradients, sites, parameters):
             return
-        found = {
-            at: gradient for at, each in enumerate(parameters) if sites[at] >= 0 and (gradient := each.grad) is not None
-        }
-        of = [sites[at] for at in found], [parameters[at] for at in found], list(found.values())
-        placed = context.parts.placed_values(
-            *of, lambda name: context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call)
-        )
-        self._recorder.emit_many(*placed)
+        found = [
+            (sites[at], parts.placed(each, gradient))
+            for at, each in enumerate(parameters)
+            if sites[at] >= 0 and (gradient := each.grad) is not None
+        ]
+        self._recorder.emit_many([site for site, _ in found], [gradient for _, gradient in found])
 
-    def _record_state(self, stepping: Stepping, phase: Phase) -> None:
+    def _record_state(self, optimizer: Optimizer, phase: Phase) -> None:
         """Record the state of each watched parameter: by the plan of this phase while that fits, else one by one.
 
-        A new plan is made where all of the state was tensors of whole parameters.
+        A new plan is made where all of the state was tensors of whole parameters. Nothing where state is not recorded.
         """
-        if (held := stepping.known) is None:
+        if (held := self._parameters.get(optimizer)) is None or Kind.OPTIMIZER_STATE not in self._context.kinds:
             return
-        plan, is_placed = held.plans.get(phase), self._context.parts.is_active
-        if plan is not None and not is_placed and held.all_watched and plan.is_recorded(self._recorder, stepping):
+        parameters, plan, parts = parameters_of(optimizer), held.plans.get(phase), self._context.parts
+        at_once = held.all_watched and not parts.is_active
+        if at_once and plan is not None and plan.is_recorded(self._recorder, optimizer, parameters):
             return
-        positions, states = held.states(stepping.optimizer)
-        if is_placed:
-            positions, states = self._place_states(stepping, positions, states, phase)
+        positions, states = held.states(optimizer)
+        if parts.is_active:
+            both = zip(positions, states, strict=True)
+            states = [{key: parts.placed(parameters[at], value) for key, value in of.items()} for at, of in both]
         kept = [self._state_of(held.names[at], state, phase) for at, state in zip(positions, states, strict=True)]
         sites = [site for of, _ in kept for site in of]
         tensors = [tensor for _, inside in kept for tensor in inside]
         self._recorder.emit_many(sites, tensors)
         if len(sites) == sum(map(len, states)) and Placed not in set(map(type, tensors)):  # else no plan would hold
             held.plans[phase] = Plan(sites, positions, states)
-
-    def _place_states(
-        self, stepping: Stepping, positions: Sequence[int], states: list[Any], phase: Phase
-    ) -> tuple[list[int], list[dict[str, Any]]]:
-        """Positions in `stepping.parameters`, and the state of each there with its tensors placed in their wholes.
-
-        State of a flat tensor is recorded here, split among its parameters, and not returned.
-        """
-        parts, kept = self._context.parts, {}
-        for at, state in zip(positions, states, strict=True):
-            parameter = stepping.parameters[at]
-            pieces = parts.split_state(parameter, state)
-            if pieces is None:
-                kept[at] = {key: parts.placed(parameter, value) for key, value in state.items()}
-            for name, inside in pieces or ():
-                self._recorder.emit_many(*self._state_of(name, inside, phase))
-        return list(kept), list(kept.values())
 
     def _state_of(self, name: ParameterName, state: dict[str, Any], phase: Phase) -> tuple[list[int], list[Any]]:
         """Sites and tensors of one parameter's state, which the caller records.
@@ -376,18 +361,18 @@ class OptimizerProbe(GuardedProbe):
                     self._recorder.emit(site, leaf)
         return sites, tensors
 
-    def _record_hyperparameters(self, optimizer: Optimizer, name: str, first: int) -> None:
+    def _record_hyperparameters(self, optimizer: Optimizer, name: str) -> None:
         """Record `lr` of each group; other entries, but `params`, if new, changed, or after an unrecorded step.
 
         Of a tensor that is not on the CPU the tensor itself is recorded, of any other value what `setting` gives.
+        Nothing where hyper-parameters are not recorded.
 
         Args:
             optimizer: whose groups.
             name: its name.
-            first: number of its first group.
         """
         resumed = self._recorder.resumed
-        for number, group in enumerate(optimizer.param_groups, first):
+        for number, group in enumerate(optimizer.param_groups if Kind.HYPERPARAMETER in self._context.kinds else ()):
             recorded = self._hyperparameters.setdefault((name, number), {})
             for key, value in group.items():
                 if key == "params":
@@ -404,27 +389,22 @@ class OptimizerProbe(GuardedProbe):
                 is_elsewhere = isinstance(value, torch.Tensor) and value.device.type != "cpu"
                 self._recorder.emit(site, value if is_elsewhere else plain)
 
-    def _note_settings(self, name: str, optimizer: Optimizer, fqns: list[list[str]], first: int) -> None:
+    def _note_settings(self, name: str, optimizer: Optimizer, fqns: list[str]) -> None:
         """Set the entry of an optimizer in the document `settings/optimizers`, and have that written.
 
         Args:
             name: its name.
             optimizer: whose groups they are.
-            fqns: for each of its parameters its name, or the names of those that lie in it if it is flat.
-            first: number of the first of these groups; those before stay as they were.
+            fqns: names of its parameters, in order; [] where they have none.
         """
         remaining = iter(fqns)
         groups = [
             {
                 **{key: setting(value) for key, value in group.items() if key != "params"},
-                "params": [fqn for _ in group["params"] for fqn in next(remaining)],
+                "params": [*islice(remaining, len(group["params"]))],
             }
             for group in optimizer.param_groups
         ]
-        before = [group for entry in self._settings if entry["name"] == name for group in entry["groups"]]
-        groups = [*before[:first], *groups]
-        if self._context.parts.is_active:  # stepped one after the other: the others may have no parameters now
-            groups = [group if group["params"] else [*before[at : at + 1], group][0] for at, group in enumerate(groups)]
         self._settings = [entry for entry in self._settings if entry["name"] != name]
         self._settings.append({"name": name, "class": type(optimizer).__name__, "groups": groups})
         self._context.facts["optimizers"] = lambda: self._settings
@@ -442,9 +422,7 @@ def _is_of_checkpointing(frame: FrameType) -> bool:
     )
 
 
-def _with_closure(
-    args: tuple[Any, ...], kwargs: dict[str, Any], then: Callable[[], None]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _with_closure(args: Args, kwargs: Kwargs, then: Callable[[], None]) -> tuple[Args, Kwargs]:
     """Positional and keyword arguments of a step, with a closure that calls `then()` after each evaluation."""
     named = kwargs.get("closure") is not None
     closure = kwargs["closure"] if named else args[1]
@@ -459,6 +437,6 @@ def _with_closure(
     return (args, {**kwargs, "closure": evaluate}) if named else ((args[0], evaluate, *args[2:]), kwargs)
 
 
-def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _has_closure(args: Args, kwargs: Kwargs) -> bool:
     """Whether `step` was given a closure, by name or as the first argument after the optimizer (`args[0]`)."""
     return kwargs.get("closure") is not None or (len(args) > 1 and callable(args[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -14,7 +15,6 @@ import torch
 from torch import nn
 
 from introspect_cli.capture.environment.sources import attributes_of
-from introspect_cli.capture.events import RAISED
 from introspect_cli.capture.frames import script_frames, variables_of
 from introspect_cli.capture.naming import parameters_in
 from introspect_cli.capture.probes.base import GuardedProbe
@@ -25,7 +25,7 @@ from introspect_cli.tensors.views import memory_of, unobserved
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Hashable, Iterator
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
@@ -54,22 +54,13 @@ class ProductProbe(GuardedProbe):
     lost = "what the script saves is"
     kind = Kind.PRODUCT
 
-    def _watch_save(self, call: Call) -> Callable[[object], None]:
-        """Called before something is saved; returns what records it once that has succeeded."""
-        held, place = ("tensors", "filename") if call.name == "save_file" else ("obj", "f")
-        return lambda result: (
-            None if result is RAISED else self._record_saved(call.given(0, held), _file_label(call.given(1, place)))
-        )
-
-    def _record_saved(self, held: object, name: str) -> None:
-        """Record the tensors in a saved object, 100,000 at most, without states of generators.
+    def _record_saved(self, call: Call, _result: object) -> None:
+        """Record the tensors in an object that was saved, 100,000 at most, without states of generators.
 
         Other probes record first what models hold now. In an unrecorded step only the name is noted, of 20 files.
-
-        Args:
-            held: what was saved.
-            name: of the file, see `_file_label`.
         """
+        held, place = ("tensors", "filename") if call.name == "save_file" else ("obj", "f")
+        name = _file_label(call.given(1, place))
         if not self._recorder.wanted:
             if len(self._context.saved_unseen) < MAX_FILE_NAMES:
                 self._context.saved_unseen[name] = None
@@ -77,11 +68,11 @@ class ProductProbe(GuardedProbe):
         clock = self._context.clock
         clock.tell("on_look")
         with unobserved():
-            call = self._context.count(self, name)
-            saved = [pair for pair in tensors_of(held) if not _is_random(*pair)][:MAX_SAVED_TENSORS]
+            number = self._context.count(self, name)
+            saved = [pair for pair in tensors_of(call.given(0, held)) if not _is_random(*pair)][:MAX_SAVED_TENSORS]
             info = SiteInfo()
             sites = [
-                self._recorder.site(Site(Phase.FORWARD, Kind.PRODUCT, name, call, path), info) for path, _ in saved
+                self._recorder.site(Site(Phase.FORWARD, Kind.PRODUCT, name, number, path), info) for path, _ in saved
             ]
             self._recorder.emit_many(sites, [tensor for _, tensor in saved])
 
@@ -149,12 +140,8 @@ class ScriptCallsProbe(GuardedProbe):
     def install(self) -> None:
         """Begin to hear the calls that the script makes of `introspect_cli`."""
         super().install()
+        self._patches.undo_by(functools.partial(calls.unlisten, self))
         calls.listen(self)
-
-    def remove(self) -> None:
-        """Hear no more calls."""
-        calls.unlisten(self)
-        super().remove()
 
     def end_step(self) -> None:
         """End the step, as the script says so; from now on nothing else ends steps."""
@@ -316,16 +303,16 @@ def _name(path: ObjectPath) -> str:
     return clean(text[1:], 80)
 
 
-def _scopes() -> dict[CodeType | str, Any]:
-    """Where variables are: globals by module name, and the frame that runs each code object, the outermost if several.
+def _scopes() -> dict[CodeType | str, dict[str, Any]]:
+    """Variables: globals by module name, and locals by code object, those of the outermost frame if several run it.
 
     `__main__` comes first, then what the script's frames have, from the outermost to the innermost.
     """
-    scopes: dict[CodeType | str, Any] = {"__main__": vars(sys.modules["__main__"])}
+    scopes: dict[CodeType | str, dict[str, Any]] = {"__main__": vars(sys.modules["__main__"])}
     for frame in [*script_frames()][::-1]:
         scopes[str(frame.f_globals.get("__name__"))] = frame.f_globals
         if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            scopes.setdefault(frame.f_code, frame)
+            scopes.setdefault(frame.f_code, variables_of(frame))
     return scopes
 
 
@@ -359,7 +346,7 @@ def _candidates(fewest: int, most: int) -> Iterator[tuple[ObjectPath, object]]:
     waiting = deque(
         (ObjectPath(scope, (name,)), value)
         for scope, variables in _scopes().items()
-        for name, value in list((variables if type(variables) is dict else variables_of(variables)).items())
+        for name, value in list(variables.items())
         if not name.startswith("__")
     )
     while waiting and len(seen) < MAX_OBJECTS:
@@ -382,16 +369,15 @@ def _candidates(fewest: int, most: int) -> Iterator[tuple[ObjectPath, object]]:
                 waiting.extend((ObjectPath(path.scope, (*path.keys, key)), item) for key, item in inside.items())
 
 
-def _object_at(path: ObjectPath, scopes: dict[CodeType | str, Any]) -> object:
+def _object_at(path: ObjectPath, scopes: dict[CodeType | str, dict[str, Any]]) -> object:
     """The object that a path leads to now; None where it leads to nothing.
 
     Args:
         path: to it.
         scopes: as `_scopes` gives them.
     """
-    scope = scopes.get(path.scope)
-    value: Any = scope if scope is None or type(scope) is dict else variables_of(scope)
-    for number, key in enumerate(path.keys):
-        held = value if not number else _parts_of(value)
-        value = held.get(key) if type(held) is dict else None
+    held, value = scopes.get(path.scope, {}), None
+    for key in path.keys:
+        value = held.get(key)
+        held = _parts_of(value)
     return value

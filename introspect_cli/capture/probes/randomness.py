@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import random
 import sys
+import threading
+import weakref
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
-from introspect_cli.capture.context import UNTOUCHED, generator_words, script_generators, state_of, state_word
 from introspect_cli.capture.environment.sources import is_users, relative
 from introspect_cli.capture.events import DRAWS, Patches
-from introspect_cli.capture.frames import line_of
+from introspect_cli.capture.frames import instances_in, line_of, outward, script_frames
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.start import numpy_state, python_state
-from introspect_cli.records import Kind, Phase, Site
-from introspect_cli.tensors.generators import Generators
+from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
+from introspect_cli.tensors.generators import NEVER, Generators
 from introspect_cli.tensors.views import address_of, unobserved
 from introspect_cli.texts import clean
 
@@ -33,14 +35,26 @@ if TYPE_CHECKING:
 
 
 # ---
-# States of the random generators, at the start of every step; `draws` sees to those within.
+# States of the random generators at the start of every step, and who draws from which state within.
 #
 # A generator that nobody seeded starts from the operating system's entropy, so its state differs between any two
 # processes without anything depending on it. As long as nothing has been drawn from it, it is recorded as untouched.
+#
+# The state at the start of a step says nothing of a module in the middle of it: one more draw before it, or two
+# modules that run in another order, give it other numbers. So at the moments at which something is recorded anyway (a
+# module is called, a module returns, a batch was drawn, a backward pass begins) the generators are looked at. Where
+# one has moved, the state before is recorded: under the module, where its own code drew; under what comes next, where
+# what ran between two such moments drew.
+#
+# Nobody can see what draws from generators that a script makes itself without slowing every draw. But what they hold
+# when the first step begins tells whether two runs seeded them alike and drew equally often: so that is kept, by
+# variable.
+
+UNTOUCHED = "not drawn from nor seeded since the process began"
 
 
 class RngProbe(GuardedProbe):
-    """Records generator states as a step begins; patches nothing."""
+    """Records generator states as a step begins, and those of generators that have moved since; patches nothing."""
 
     name = "rng"
     lost = "states of random generators are"
@@ -49,37 +63,81 @@ class RngProbe(GuardedProbe):
     def __init__(self, context: Context) -> None:
         """Look at no generator before a step begins."""
         super().__init__(context, then=self.remove)
+        context.draws = self
+        self._generators = Generators()
         self._made: dict[str, Any] | None = None
+        self._untouched: set[str] = set()
+        """Generators that are as the process found them: their states mean nothing."""
+        self._thread = 0
+        self._shared = False
+        self.moved = NEVER
+        """Whether any generator has moved since it was last looked at; asked twice for every call of a module."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether so far every draw from a default generator was noticed, each in the thread that began the step.
+
+        False where a generator in use is not watched.
+        """
+        return self._generators.is_complete and not self._shared
 
     def remove(self) -> None:
-        """Stop listening; draws within steps are not looked for either."""
+        """Stop listening, and look for draws within steps no more."""
         super().remove()
-        self._context.draws.stop()
+        self.moved = NEVER
 
     def on_begin(self) -> None:
         """Record each generator's state as a step begins: defaults, accelerators' and the script's own.
 
-        Of the script's own, those that exist at the first call. A default one of python or numpy whose state is that in
-        `began` is recorded as untouched. Those of numpy and of accelerators that are not in use are skipped.
+        From now on `note` records what moves, and this thread is the one in which draws can be assigned to calls
+        (`complete`). Of the script's own generators, those that exist at the first call. A default one of python or
+        numpy whose state is that in `began` is recorded as untouched. Those of numpy and of accelerators that are not
+        in use are skipped.
         """
-        began = self._context.capture.began
-        draws, devices = self._context.draws, list(_device_generators())
-        draws.begin(devices)
+        began, devices = self._context.capture.began, list(_device_generators())
+        self._generators.watch(devices)
+        self._untouched.clear()
+        self._thread = threading.get_ident()
+        self.moved = self._generators.moved
         for name, state in (("python", python_state()), ("numpy", numpy_state())):
             if state is None:  # the library is not loaded
                 continue
             if state == began.get(name):
-                draws.untouched.add(name)
+                self._untouched.add(name)
                 self._recorder.emit(self._site(name), UNTOUCHED)
             else:
                 self._recorder.emit(self._site(name), torch.frombuffer(bytearray(state), dtype=torch.uint8))
-        self._recorder.emit(self._site("torch"), torch.default_generator.get_state())
-        for device, generator in devices:
-            self._recorder.emit(self._site(device), generator.get_state())
+        for name, generator in (("torch", torch.default_generator), *devices):
+            self._recorder.emit(self._site(name), generator.get_state())
         if self._made is None:  # what the script makes later is not looked for: that would take long in each step
             self._made = script_generators()
         for name, generator in self._made.items():
             self._recorder.emit(self._site(name), state_word(generator))
+
+    def note(self, phase: Phase, fqn: str, call: int, *, before: bool = False) -> None:
+        """For each default generator that has moved since the last look, record the state it had then.
+
+        The site's path is the generator's name, with `DRAWN_BEFORE` after it if `before`. Of an untouched generator
+        the text `UNTOUCHED` is recorded instead, and it is untouched no more. In another thread than the one that began
+        the step, `complete` becomes False, even where no generator has moved.
+
+        Args:
+            phase: of the call below.
+            fqn: name of the module, loader or loss whose call it is.
+            call: number of that call in the step.
+            before: True if the call begins now, so that what ran before it drew; False if it has ended and drew itself.
+        """
+        if threading.get_ident() != self._thread:
+            self._shared = True  # two threads draw in turns: nobody can say which of them it was
+        for name, state in self._generators.take_moved():
+            site = self._recorder.site(Site(phase, Kind.RNG, fqn, call, name + DRAWN_BEFORE * before))
+            if name in self._untouched:
+                self._untouched.discard(name)
+                self._recorder.emit(site, UNTOUCHED)
+                continue
+            with unobserved():
+                words = torch.frombuffer(bytearray(state.to_bytes(8, "little")), dtype=torch.uint8)
+                self._recorder.emit(site, words)
 
     def _site(self, name: str) -> int:
         """Number of the site of a generator's state at the start of a step."""
@@ -97,6 +155,73 @@ def _device_generators() -> Iterator[tuple[str, torch.Generator]]:
             yield from ((f"{name}:{number}", generator) for number, generator in enumerate(backend.default_generators))
     if torch.backends.mps.is_available():  # there is no public way to its generator
         yield "mps", torch.mps._get_default_mps_generator()  # noqa: SLF001 - see above
+
+
+MAX_GENERATORS = 100
+
+
+def script_generators() -> dict[str, Any]:
+    """At most 100 CPU generators of torch, python and numpy in the script's variables, each once, by its first name.
+
+    Generators one level inside a variable (an item, an attribute) are found, too. Their keys are class and variable:
+    `torch.Generator g`. torch's default generator and subclasses of `random.Random` are left out.
+    """
+    numpy: Any = sys.modules.get("numpy.random")
+    kinds = (torch.Generator, random.Random, *((numpy.Generator, numpy.RandomState) if numpy is not None else ()))
+    made: dict[str, Any] = {}
+    seen = {id(torch.default_generator)}
+    for name, value in instances_in(kinds, script_frames()):
+        if id(value) not in seen and len(made) < MAX_GENERATORS and state_word(value):
+            seen.add(id(value))
+            home = type(value).__module__.partition(".")[0]
+            package = "numpy.random" if home == "numpy" else home
+            made[f"{package}.{type(value).__name__} {clean(name, 80).replace(' ', '_')}"] = value
+    return made
+
+
+def generator_words(name: str, generator: Any) -> str:
+    """Line for the document `settings/beginning`: class, seed (`-` for none), state and variable.
+
+    As in `torch.Generator 11 d46858fc895baa5f g`.
+
+    Args:
+        name: class and variable, as in `script_generators`.
+        generator: of torch, python or numpy, on the CPU.
+    """
+    label, _, variable = name.partition(" ")
+    with unobserved():
+        seed = str(generator.initial_seed()) if isinstance(generator, torch.Generator) else "-"
+    return f"{label} {seed} {state_word(generator)} {variable}"
+
+
+def state_of(generator: object) -> int:
+    """State of a CPU `torch.Generator` as a digest of 64 bits; 0 for any other object."""
+    return int(state_word(generator) or "0", 16) if isinstance(generator, torch.Generator) else 0
+
+
+def state_word(value: Any) -> str:
+    """Digest of a torch, python or numpy generator's state, 16 hex digits.
+
+    "" for any other object, for generators of torch off the CPU, and for subclasses of `random.Random`.
+    """
+    if isinstance(value, torch.Generator):
+        if value.device.type != "cpu":
+            return ""
+        with unobserved():
+            return _digest(bytes(value.get_state().tolist()))  # inside a transform of `torch.func` it has no memory
+    if type(value) is random.Random:
+        _, words, spare = value.getstate()
+        return _digest(f"{hash(words)} {spare}".encode())  # of numbers, so it is the same in every process
+    if type(value).__module__.startswith("numpy."):
+        kept = value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state(legacy=False)
+        words = kept["state"].pop("key", b"")
+        return _digest(f"{kept}".encode() + bytes(words))
+    return ""
+
+
+def _digest(data: bytes) -> str:
+    """64-bit BLAKE2b digest, 16 hex digits."""
+    return blake2b(data, digest_size=8).hexdigest()
 
 
 # ---
@@ -125,11 +250,21 @@ _CHECKPOINTING, _BETWEEN = "torch.utils.checkpoint", 4
 
 
 class TensorKey(NamedTuple):
-    """Key by which a tensor's name is found later, without a reference to it."""
+    """Key by which a tensor's name is found later, without a reference to it.
+
+    Attributes:
+        identity: of the tensor; another has it once this one is gone.
+        address: of its memory; 0 off the CPU.
+        shape: of the tensor.
+        memory: its storage: as long as it is there, the address is the tensor's; None without one.
+        kind: dtype, device and strides: another memory of the same kind is another tensor's.
+    """
 
     identity: int
     address: int
     shape: tuple[int, ...]
+    memory: weakref.ref[torch.UntypedStorage] | None
+    kind: tuple[object, ...]
 
 
 class Drawn(NamedTuple):
@@ -170,6 +305,7 @@ class DrawProbe(GuardedProbe):
 
     def install(self) -> None:
         """Watch `torch.load`, and, if random states are recorded, what draws from generators or sets them."""
+        self._patches.undo_by(self._early.remove)
         self._early.put("beginning", self, self._guarded)
         self._is_early = True
         if Kind.RNG in self._context.kinds:
@@ -178,11 +314,6 @@ class DrawProbe(GuardedProbe):
             self._early.put("early draws", self, self._guarded)
             self._put("seedings")
         super().install()
-
-    def remove(self) -> None:
-        """Stop, and put back all that was replaced."""
-        super().remove()
-        self._early.remove()
 
     def document(self) -> dict[str, object]:
         """The document `settings/beginning`: events as lines of words, files read, and the script's own generators.
@@ -247,21 +378,16 @@ class DrawProbe(GuardedProbe):
         else:
             self._left_out += 1
 
-    def _watch_new_generator(self, call: Call) -> Callable[[object], None]:
-        """Called before a python or numpy generator is made; returns what notes its seed, if user code made it."""
+    def _note_new_generator(self, call: Call, _result: object) -> None:
+        """Note the seed and the line of a python or numpy generator that code of the user's has made."""
         frame: FrameType | None = call.frame
         is_pythons = isinstance(call.args[0] if call.args else None, random.Random)
         if is_pythons and call.frame.f_code is random.Random.__init__.__code__:
             frame = call.frame.f_back
-
-        def made(_: object) -> None:
-            """Note the seed and the line, if code of the user's has made the generator."""
-            if frame is not None and is_users(frame.f_code.co_filename):
-                by = "random.Random" if is_pythons else "numpy.random.default_rng"
-                seed = next(iter((*call.args[is_pythons:], *call.kwargs.values())), None)
-                self._note(f"seed {by} {seed_word(seed)} {relative(frame.f_code.co_filename)}:{frame.f_lineno}")
-
-        return made
+        if frame is not None and is_users(frame.f_code.co_filename):
+            by = "random.Random" if is_pythons else "numpy.random.default_rng"
+            seed = next(iter((*call.args[is_pythons:], *call.kwargs.values())), None)
+            self._note(f"seed {by} {seed_word(seed)} {relative(frame.f_code.co_filename)}:{frame.f_lineno}")
 
     def _watch_fill(self, call: Call) -> Callable[[object], None]:
         """Called before a function that fills a tensor: notes draws so far.
@@ -369,12 +495,23 @@ def arguments_word(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return f"({','.join(clean(one, 40).replace(' ', '_') for one in given)})"
 
 
-def _line(draw: Drawn, names: dict[tuple[int, tuple[int, ...]], str]) -> str:
-    """A line of words for a draw: `draw torch d46858fc895baa5f normal_(std=0.02) GPT.w net.py:9`; `-` for unknown."""
-    key, name = draw.subject, None
+_Names = dict[tuple[int, tuple[int, ...]], tuple[str, tuple[object, ...]]]
+"""Name and kind of parameters, by identity and shape, and by address and shape."""
+
+
+def _line(draw: Drawn, names: _Names) -> str:
+    """A line of words for a draw: `draw torch d46858fc895baa5f normal_(std=0.02) GPT.w net.py:9`; `-` for unknown.
+
+    A tensor whose memory is gone is unknown, unless its parameter has been moved since, to another device, dtype or
+    memory format.
+    """
+    key, name = draw.subject, "-"
     if key is not None:
-        name = names.get((key.identity, key.shape)) or names.get((key.address, key.shape))
-    return f"draw {draw.generator} {draw.state:016x} {draw.by} {name or '-'} {draw.line or '-'}"
+        is_there = key.memory is not None and key.memory() is not None
+        named = (is_there and names.get((key.address, key.shape))) or names.get((key.identity, key.shape))
+        if named and (is_there or named[1] != key.kind):
+            name = named[0]
+    return f"draw {draw.generator} {draw.state:016x} {draw.by} {name} {draw.line or '-'}"
 
 
 def tensor_key(value: object) -> TensorKey | None:
@@ -384,18 +521,16 @@ def tensor_key(value: object) -> TensorKey | None:
     assert isinstance(value, torch.Tensor)
     with unobserved():
         try:
-            address = address_of(value) if value.is_cpu else 0
-        except RuntimeError:  # a wrapper that a function transform of torch's left: it has no memory
-            address = 0
-        return TensorKey(id(value), address, tuple(value.shape))
+            address, memory = address_of(value) if value.is_cpu else 0, weakref.ref(value.untyped_storage())
+        except (RuntimeError, NotImplementedError):  # as of a wrapper that a function transform of torch's left
+            address, memory = 0, None
+        strides = value.stride() if value.layout is torch.strided else ()
+        return TensorKey(id(value), address, tuple(value.shape), memory, (value.dtype, value.device, strides))
 
 
-def _parameter_names(names: Names) -> dict[tuple[int, tuple[int, ...]], str]:
-    """Names of the parameters that named modules hold now, by identity and shape, and by address and shape.
-
-    Of several for one key, the first.
-    """
-    found: dict[tuple[int, tuple[int, ...]], str] = {}
+def _parameter_names(names: Names) -> _Names:
+    """Names of the parameters that named modules hold now; of several for one key, the first."""
+    found: _Names = {}
     for reference, state in list(names.states.entries.values()):
         module = reference()
         parameters = {} if module is None else module._parameters  # noqa: SLF001 - the public view builds strings
@@ -403,7 +538,7 @@ def _parameter_names(names: Names) -> dict[tuple[int, tuple[int, ...]], str]:
             key = tensor_key(parameter)
             if key is not None:
                 for place in {key.identity, key.address} - {0}:
-                    found.setdefault((place, key.shape), f"{state.fqn}.{name}")
+                    found.setdefault((place, key.shape), (f"{state.fqn}.{name}", key.kind))
     return found
 
 
@@ -420,14 +555,9 @@ def _file_name(source: object) -> str:
 
 def _is_checkpointing(frame: FrameType) -> bool:
     """Whether a frame or any of its 3 nearest callers runs `torch.utils.checkpoint`."""
-    there: FrameType | None = frame
-    for _ in range(_BETWEEN):  # its function, or `fork_rng` and what leaves that
-        if there is None:
-            return False
-        if there.f_globals.get("__name__") == _CHECKPOINTING:
-            return True
-        there = there.f_back
-    return False
+    # its function, or `fork_rng` and what leaves that
+    near = islice(outward(frame), _BETWEEN)
+    return any(each.f_globals.get("__name__") == _CHECKPOINTING for each in near)
 
 
 def _seed_or_digest(call: Call) -> object:
@@ -440,4 +570,4 @@ def _seed_or_digest(call: Call) -> object:
             data = value.cpu().numpy().tobytes()
     else:
         data = repr(value).encode()
-    return f"#{blake2b(data, digest_size=8).hexdigest()}"
+    return f"#{_digest(data)}"

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
     from introspect_cli.capture.naming import ParameterName
-    from introspect_cli.capture.probes.optimizer_values import Stepping
 
 _PARAMETERS, _BUFFERS = frozenset({Kind.PARAM}), frozenset({Kind.BUFFER})
 _BOTH = _PARAMETERS | _BUFFERS
@@ -245,7 +244,7 @@ class StateProbe(GuardedProbe):
     def _unheld_parameters(self) -> list[torch.Tensor]:
         """Live parameters that an optimizer holds and no named module; cached until a name changes.
 
-        [] where parameters are not recorded, or lie in flat tensors.
+        [] where parameters are not recorded, or are pieces of flat tensors.
         """
         names = self._context.names.parameters
         if Kind.PARAM not in self._context.kinds or self._context.parts.is_active:
@@ -257,10 +256,8 @@ class StateProbe(GuardedProbe):
         return [tensor for reference in self._unheld if (tensor := reference()) is not None]
 
     def _rewritten(self, contents: Contents) -> Contents:
-        """Those of the tensors that were written to since their record, or have none; no rounded copies."""
-        # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
-        is_rounded = self._context.parts.is_rounded
-        changed = {id(one) for one in self._recorder.summarizer.unlike(contents[1], self._marks) if not is_rounded(one)}
+        """Those of the tensors that were written to since their record, or have none."""
+        changed = set(map(id, self._recorder.summarizer.unlike(contents[1], self._marks)))
         return _filtered(contents, lambda tensor: id(tensor) in changed) if changed else ([], [], [])
 
     def on_root_left(self, root: nn.Module) -> None:
@@ -283,16 +280,15 @@ class StateProbe(GuardedProbe):
         changes = self._context.names.parameters.changes
         for root in self._context.names.roots():
             contents = self._tensors_of(root, _BUFFERS)
-            may_move = flat.is_loaded() or self._cutting.get(root)
-            self._record_after(root, None if may_move else (place_of(*contents[1:]), changes), Kind.BUFFER, contents[1])
+            mark = None if self._cutting.get(root) else (place_of(*contents[1:]), changes)
+            self._record_after(root, mark, Kind.BUFFER, contents[1])
 
-    def parameters_after(self, stepping: Stepping) -> None:
-        """Record all parameters that an optimizer holds, after its step; nothing if parameters are not recorded."""
+    def parameters_after(self, stepper: object, parameters: list[torch.Tensor]) -> None:
+        """Record the parameters that an optimizer or engine has stepped; nothing if parameters are not recorded."""
         if Kind.PARAM in self._context.kinds:
-            parameters, lengths = stepping.parameters, [len(one["params"]) for one in stepping.optimizer.param_groups]
             # What is at the same place of the same optimizer under the same identity has the name it had.
-            mark = lengths, self._context.names.parameters.changes, list(map(id, parameters))
-            self._record_after(stepping.optimizer, mark, Kind.PARAM, parameters)
+            mark = self._context.names.parameters.changes, list(map(id, parameters))
+            self._record_after(stepper, mark, Kind.PARAM, parameters)
 
     def _record_after(self, owner: object, mark: object, kind: Kind, tensors: list[torch.Tensor]) -> None:
         """Record tensors as an optimizer step leaves them; their sites are cached while `mark` stays equal.
@@ -305,7 +301,7 @@ class StateProbe(GuardedProbe):
         """
         cached = self._after.get(owner)
         if mark is not None and cached is not None and cached[0] == mark:
-            self._write(cached[1], tensors, Phase.OPTIMIZER)
+            self._write(cached[1], tensors)
             return
         sites = self._record(([kind] * len(tensors), tensors, []), Phase.OPTIMIZER)
         if len(sites) == len(tensors):  # else one has no name yet, or is not wanted yet
@@ -354,25 +350,14 @@ class StateProbe(GuardedProbe):
             if site is not None:
                 sites.append(site)
                 tensors.append(tensor)
-        self._write(sites, tensors, phase, again=again)
+        self._write(sites, tensors)
         return sites
 
-    def _write(self, sites: Sequence[int], tensors: list[torch.Tensor], phase: Phase, *, again: bool = False) -> None:
-        """Emit tensors at sites, and keep their marks.
-
-        Pieces of flat tensors are emitted at sites of their own.
-
-        Args:
-            sites: one for each tensor.
-            tensors: what to record.
-            phase: of the sites.
-            again: as for `_record`.
-        """
-
-        def site_of(name: ParameterName) -> int:
-            return self._site_of(name, phase, Kind.PARAM, again=again)
-
-        self._recorder.emit_many(*self._context.parts.placed_values(sites, tensors, tensors, site_of))
+    def _write(self, sites: Sequence[int], tensors: list[torch.Tensor]) -> None:
+        """Emit tensors at sites, pieces of flat ones in their places, and keep their marks."""
+        parts = self._context.parts
+        values = [parts.placed(each, each) for each in tensors] if parts.is_active else tensors
+        self._recorder.emit_many(sites, values)
         self._recorder.summarizer.keep_marks(tensors, self._marks)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
@@ -394,10 +379,7 @@ class StateProbe(GuardedProbe):
 
         Where it has no name yet, all roots are walked for new tensors first.
         """
-        parts = self._context.parts
-        if is_lazy(tensor) or (
-            flat.is_loaded() and flat.is_emptied(tensor) and not (parts.is_active and parts.shard_of(tensor))
-        ):
+        if is_lazy(tensor) or (flat.is_emptied(tensor) and flat.shard_of(tensor) is None):
             return None
         name = self._context.names.parameters.name_of(tensor)
         if name is None:

@@ -40,16 +40,12 @@ class VjpProbe(GuardedProbe):
         self._pairs = parse_pairs(options.vjp, options.jacobian_norm)
         self._probes = options.probes  # random vectors that estimate a norm
         self._earlier: dict[Pair, torch.Tensor] = {}
+        self._patches.undo_by(self._earlier.clear)
 
     def install(self) -> None:
         """Hear of all inputs and outputs of modules."""
         self._context.probe(ModuleProbe).values.listen(self._hear_value)
         super().install()
-
-    def remove(self) -> None:
-        """Stop, and drop the values that wait for the later one of their pair."""
-        super().remove()
-        self._earlier.clear()
 
     def on_tick(self) -> None:
         """As a step ends, drop the values that wait for the later one of their pair."""

@@ -47,6 +47,8 @@ MIN_LOSSES = 5
 _TELLING = [kind.value for kind in (Kind.LOSS, Kind.OUTPUT, Kind.PARAM, Kind.BUFFER)]
 """Kinds in which a NaN ends a run with `--until-nan`. A gradient scaler meets NaN gradients by design."""
 
+FULL_FIRST = 10
+"""Steps at the start of which all is kept."""
 MIN_DROPPED = 16
 """Steps that are dropped at once, at least: the rest of the store is written anew for it."""
 
@@ -138,6 +140,7 @@ class StepPolicy:
 
     Attributes:
         box: holds whole tensors of the last steps; None where nothing does.
+        full_every: from `FULL_FIRST` on, steps are lean but each of so many.
         nan_at: the step with the first NaN, in a run that goes on until one.
         dropped: how many steps were dropped from the store.
     """
@@ -155,7 +158,7 @@ class StepPolicy:
         self.nan_at: int | None = None
         self.dropped = 0
         self._rank, self._store, self._note = rank, capture.store, capture.guard.note
-        self._rule, self._until_nan = options.steps, options.until_nan
+        self._rule, self._until_nan, self.full_every = options.steps, options.until_nan, options.full_every
         self.left_out = options.ranks not in (None, ALL_RANKS) and not Schedule(str(options.ranks)).wants(capture.rank)
         """Whether this rank records nothing, not being among `--ranks`."""
         self._losses: deque[float] = deque(maxlen=HISTORY)
@@ -169,6 +172,10 @@ class StepPolicy:
     def wants_values(self) -> bool:
         """Whether a step's values are needed when it ends: by a condition, `--until-nan`, or an open black box."""
         return bool(self._rule.names) or self._until_nan or (self.box is not None and self.box.open)
+
+    def is_lean(self, step: int) -> bool:
+        """Whether a GPU sums up what passes through the model in this step without sketch, skewness and kurtosis."""
+        return step >= FULL_FIRST and step % self.full_every > 0
 
     def wants(self, step: int) -> bool:
         """Whether a step is to be recorded, asked before it begins; True where only its values can decide."""

@@ -142,7 +142,7 @@ class Recorder:
             slot = self.summarizer.add_value(plain(value, secret=site in self._sites.secret))
             self._note(site, slot)
         elif (slot := self.record_small(site, value)) < 0:
-            slot = self.summarizer.add(value)
+            slot = self.summarizer.add(value, lean=site in self._sites.passing and self._policy.is_lean(self.step))
             self._note(site, slot)
             self._save(site, slot, value)
         return slot
@@ -171,8 +171,13 @@ class Recorder:
                 box.give_up(error)
 
     def tell_comparison(self, agreed: int, diverged: tuple[int | None] | None) -> None:
-        """Tell the black box, where there is an open one, how far the runs agree, or where they diverge."""
+        """Tell the black box, where there is an open one, how far the runs agree, or where they diverge.
+
+        From then on no step is lean.
+        """
         box = self._policy.box
+        if diverged is not None:
+            self._policy.full_every = 1
         if box is not None and box.open:
             with self._lock:
                 box.tell_comparison(agreed, diverged)
@@ -196,7 +201,8 @@ class Recorder:
             values: tensors.
             known: a slot for each value that was summarised, -1 for the others; None where none was.
         """
-        slots = self.summarizer.add_all(values, known)
+        lean = self._policy.is_lean(self.step) and self._sites.passing.issuperset(sites)
+        slots = self.summarizer.add_all(values, known, lean=lean)
         for site, slot, value in zip(sites, slots, values, strict=True) if self.intake is None else ():
             self._save(site, slot, value)
         self._note_all(sites, slots)

@@ -89,7 +89,6 @@ class CompileProbe(GuardedProbe):
         super().__init__(context)
         self._taps = context.probe(TapProbe)
         self._tapped: set[int] = set()
-        self._stance: Any = None
 
     def stand_in_for_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A replacement of `torch.compile`, which `Module.compile` calls too; with the guard off it is torch's."""
@@ -113,16 +112,6 @@ class CompileProbe(GuardedProbe):
 
         return compile
 
-    def remove(self) -> None:
-        """Restore `torch.compile`, set its stance to `default` if it was changed, and remove the hooks.
-
-        Looks in compiled code stay, and do nothing once nothing captures.
-        """
-        super().remove()
-        if self._stance is not None:
-            torch.compiler.set_stance("default")
-            self._stance = None
-
     def _prepare_compiling(self, model: Any) -> None:
         """Before a model is compiled: tap the modules it reaches, or switch torch to eager mode, by `--compile`.
 
@@ -131,9 +120,9 @@ class CompileProbe(GuardedProbe):
         if self._context.options.compile != "eager":
             self._context.notes.setdefault(KEPT)
             self.tap(_modules_below(model) if isinstance(model, nn.Module) else _modules_reached(model))
-        elif self._stance is None:
-            self._context.notes.setdefault(EAGER)
-            self._stance = "force_eager"
+        elif EAGER not in self._context.notes:
+            self._context.notes[EAGER] = None
+            self._patches.undo_by(functools.partial(torch.compiler.set_stance, "default"))
             torch.compiler.set_stance("force_eager")
 
     def _tap_at_first_call(self, function: Any, compiled: Any) -> Any:
@@ -163,7 +152,8 @@ class CompileProbe(GuardedProbe):
     def tap(self, modules: Iterable[nn.Module]) -> None:
         """Register looks at inputs and outputs of modules, once each, until `remove`.
 
-        Nothing for scripted modules, and for all after a failure.
+        Looks in compiled code stay, and do nothing once nothing captures. Nothing for scripted modules, and for all
+        after a failure.
         """
         if not self._guarded.on:
             return
@@ -172,8 +162,8 @@ class CompileProbe(GuardedProbe):
                 continue
             self._tapped.add(id(module))
             look = Look(self._taps.module_number(module))
-            self._patches.hold(module.register_forward_pre_hook(look, with_kwargs=True))
-            self._patches.hold(module.register_forward_hook(look, with_kwargs=True))
+            self._patches.undo_by(module.register_forward_pre_hook(look, with_kwargs=True).remove)
+            self._patches.undo_by(module.register_forward_hook(look, with_kwargs=True).remove)
 
 
 def _modules_below(model: nn.Module) -> list[nn.Module]:

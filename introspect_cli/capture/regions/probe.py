@@ -43,14 +43,9 @@ class TapProbe(GuardedProbe):
         """Sites of gradients that are still to come, by the text of the tap that tells them; -1 for one not wanted."""
 
     def install(self) -> None:
-        """Set `Sink.take`, so that all taps of the process report here, and start to listen."""
-        Sink.take = self._receive
+        """Set `Sink.take` until `remove`, so that all taps of the process report here, and start to listen."""
+        self._patches.replace(Sink, "take", self._receive)
         super().install()
-
-    def remove(self) -> None:
-        """Empty `Sink`, and stop listening; taps in compiled code then do nothing."""
-        Sink.take = None
-        super().remove()
 
     def module_number(self, module: nn.Module) -> str:
         """`#0`, `#1`, ...: number of a module, the same at each call, for taps made before its name is known."""

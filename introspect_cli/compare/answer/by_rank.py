@@ -10,8 +10,8 @@ the earlier of the two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -24,12 +24,13 @@ from introspect_cli.compare.passes import rounding_note
 from introspect_cli.compare.resumed import detected_offset, offset_by_labels
 from introspect_cli.compare.say import told
 from introspect_cli.compare.settings.settings import tensor_files
+from introspect_cli.compare.steps import factor_notes
 from introspect_cli.compare.table import Tensors, evaluating, phase_code, selected
 from introspect_cli.compare.walk import compare_rank
-from introspect_cli.compare.watched import STATE_KINDS, is_list
+from introspect_cli.compare.watched import is_list
 from introspect_cli.compare.wholes import Splits, Wholes, wholes_of
 from introspect_cli.errors import UsageError
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import Phase
 from introspect_cli.store.remote import prefetch
 from introspect_cli.store.tasks import MANY, ended_unevenly, tasks_of
 
@@ -46,8 +47,7 @@ _LEAST = 4_000
 """Records that are counted in the time that opening a step of both runs takes."""
 
 
-@dataclass(frozen=True)
-class RunPair:
+class RunPair(NamedTuple):
     """Two runs, with what the comparison of a single rank needs to know of all ranks.
 
     Attributes:
@@ -117,10 +117,10 @@ class RunPair:
             one, two = (run.rank(run.ranks[0]) for run in (self.a, self.b))
             alone = replace(comparison, a=one, b=two, splits=splits if splits.differ else None)
             outcome.resumption = alone.resumption
-        _add_evaluation(outcome, comparison)
-        gathered = outcome.gathered.notes(outcome.learned) if outcome.gathered is not None else ()
+        if not comparison.is_whole:
+            _add_evaluation(outcome, comparison)
         port = told("port", step=one.entry(0).step, close=options.rtol) if match.is_port else ""
-        outcome.notes = [note, port, *gathered, *rounding_note(outcome.learned)]
+        outcome.notes = [note, port, *factor_notes(outcome.learned), *rounding_note(outcome.learned)]
         return outcome
 
     def compare_rank(self, rank: int, options: DiffOptions) -> RankOutcome:
@@ -131,8 +131,7 @@ class RunPair:
 def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: Work | None = None) -> Compared:
     """Compare each rank of a with that of b, or, where layout or batch split differ, all ranks of each run as one.
 
-    If losses alone suggest another split, the comparison as one counts where `_is_one_batch`; otherwise ranks are
-    compared. With `options.ranks` they always are.
+    With `options.ranks` ranks are always compared.
 
     Args:
         a: one run.
@@ -149,29 +148,10 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
     pair = RunPair.from_runs(a, b, noise)
     cut = a.ranks and b.ranks and not options.ranks
-    wholes = wholes_of(a, b, options, work, other_roots(a, b, options)) if cut else None
+    wholes = wholes_of(a, b, options, other_roots(a, b, options)) if cut else None
     if wholes is not None:
-        compared = _compare_wholes(pair, wholes.options, wholes)
-        if not (wholes.splits.alike and wholes.splits.assumed) or _is_one_batch(compared):
-            return compared
+        return _compare_wholes(pair, wholes.options, wholes)
     return Compared(a, b, options, compare_ranks(pair, ranks, options, work))
-
-
-def _is_one_batch(compared: Compared) -> bool:
-    """Whether the steps of both runs used the same batch, judged by a comparison of all ranks as one.
-
-    True where nothing diverges, the cause is the split, or b is a multiple of a. Else gradients have to be among what
-    was compared, and the first divergence has to be after the first step, or of a parameter or state that the optimizer
-    updated.
-    """
-    outcome = compared.outcomes[0]
-    first, cause = outcome.first, outcome.cause
-    if first is None or cause is None or outcome.step is None:
-        return not compared.diverges
-    later = first.step > int(outcome.paired.steps[0])
-    updates = first.site.phase is Phase.OPTIMIZER and first.site.kind in STATE_KINDS
-    judged = Kind.GRAD in outcome.step.comparison.kinds and (later or updates)
-    return judged or cause.reason == "split" or first.scale is not None
 
 
 def _compare_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:
@@ -194,7 +174,7 @@ def compare_group(task: Task) -> list[RankOutcome]:
         for run, manifest in zip(runs, manifests, strict=True):
             run.manifest = manifest  # which other ranks have their part in
         prefetch(runs[0].rank(rank).ranges((0, -1)) for rank in task.ranks)
-        pair = replace(pair, a=runs[0], b=runs[1], noise=runs[2:])
+        pair = pair._replace(a=runs[0], b=runs[1], noise=runs[2:])
         return [_without_readers(pair.compare_rank(rank, options)) for rank in task.ranks]
 
 
@@ -224,7 +204,7 @@ def compare_ranks(
         outcomes = [_without_readers(pair.compare_rank(rank, less)) for rank in ranks]
     else:
         runs = (pair.a, pair.b, *pair.noise)
-        closed = replace(pair, a=cast("Run", None), b=cast("Run", None), noise=())
+        closed = pair._replace(a=cast("Run", None), b=cast("Run", None), noise=())
         given = tuple(run.manifest for run in runs), less, closed
         outcomes = [each for done in work(compare_group, tasks_of(runs, ranks, given)) for each in done]
     for outcome in outcomes:
@@ -244,7 +224,7 @@ def _without_readers(outcome: RankOutcome) -> RankOutcome:
     nobody = cast("Reader", None)  # until `compare_ranks` has them
     paired = replace(outcome.paired, a=nobody, b=nobody)
     blank, parts = RankOutcome(outcome.rank, paired), {each: _without_readers(of) for each, of in outcome.parts.items()}
-    left_out = ("cause", "step", "heat", "structure", "match", "gathered", "origins", "lost")
+    left_out = ("cause", "step", "heat", "structure", "match", "origins", "lost")
     differs = outcome.structure is not None and outcome.structure.differs
     without: dict[str, Any] = {name: getattr(blank, name) for name in left_out}
     return replace(outcome, paired=paired, structural=differs, parts=parts, **without)
@@ -257,11 +237,8 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
     """Set an outcome's trailing steps, and whether both runs evaluate.
 
     Where the outcome diverges as well, its first divergence becomes the earlier of those of training and of evaluation.
-    Does nothing where all ranks are compared as one.
     """
     options, paired = comparison.options, outcome.paired
-    if outcome.gathered is not None:
-        return
     ends = (
         (paired.tail_a, comparison.a, paired.only_a, 0, paired.rows_a),
         (paired.tail_b, comparison.b, paired.only_b, outcome.offset, paired.rows_b),

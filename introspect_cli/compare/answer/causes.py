@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.statements import Clues, CodeChanges, code_on_one_line
+from introspect_cli.compare.changes.statements import Clues, CodeChanges, Nearness, Ranked, code_on_one_line
 from introspect_cli.compare.result import Candidate, Certainty, SettingChange
 from introspect_cli.compare.settings.differences import describe, on_one_line, paired
 from introspect_cli.compare.settings.settings import ARGUMENT
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.answer.compared import (
         Raised,
     )
-    from introspect_cli.compare.changes.statements import Change
     from introspect_cli.compare.result import Finding
     from introspect_cli.store.run import Run
 
@@ -111,30 +109,20 @@ _MOST = 1 << 19
 """Characters of unchanged files that are parsed to see who calls whom: some seconds."""
 
 
-class ChangedCode(NamedTuple):
-    """What differs between the source files of two runs, read and compared once; files have their names in b.
+def ranked_code(code: CodeChanges | None, clues: Callable[[], Clues | None]) -> CodeChanges | None:
+    """Changes of the code ranked by nearness, without their texts; `clues` of the place are made only for some."""
+    if code is None or not code.ranked:
+        return code
+    from introspect_cli.compare.changes.near import ranked
 
-    Attributes:
-        changes: the changed statements.
-        texts: files of a and of b; none where nothing changed.
-        found: files by how they differ otherwise, and how many were compared; without `ranked`.
-    """
-
-    changes: Sequence[Change]
-    texts: tuple[Mapping[str, str], Mapping[str, str]]
-    found: CodeChanges
-
-    def ranked_by(self, clues: Callable[[], Clues | None]) -> CodeChanges:
-        """All of it, with the changes ranked by nearness; `clues` of the place are made only where there are any."""
-        if not self.changes:
-            return self.found
-        from introspect_cli.compare.changes.near import ranked
-
-        return replace(self.found, ranked=ranked(self.changes, self.texts, clues()))
+    changes = [one.change for one in code.ranked]
+    return code._replace(ranked=ranked(changes, code.texts, clues()), texts=({}, {}))
 
 
-def code_changes(a: Run, b: Run) -> ChangedCode | None:
+def code_changes(a: Run, b: Run) -> CodeChanges | None:
     """What differs between the source files of two runs; None where either run has no digests of its files.
+
+    Files have their names in b, and changes stand in the order of the code.
 
     A file that seems to differ in comments or names alone is `unread` where what was redacted may differ too.
 
@@ -149,7 +137,7 @@ def code_changes(a: Run, b: Run) -> ChangedCode | None:
     names = list(dict.fromkeys([*of_a, *of_b]))
     differing = [name for name in names if one.digests.get(of_a.get(name, "")) != two.digests.get(name)]
     if not differing:
-        return ChangedCode((), ({}, {}), CodeChanges(compared=len(names)))
+        return CodeChanges(compared=len(names))
     from introspect_cli.compare.changes.project import changed_between
 
     runs = (one, of_a), (two, of_b)
@@ -161,8 +149,8 @@ def code_changes(a: Run, b: Run) -> ChangedCode | None:
     unread |= {name: "secret" for name in (*quiet[0], *quiet[1]) if not all(kept[of[name]].exact for kept, of in runs)}
     in_comments, in_names = (tuple(name for name in each if name not in unread) for each in quiet)
     every = [_texts_of(kept, of, differing) if changes else {} for kept, of in runs]
-    found = CodeChanges((), in_comments, in_names, tuple(unread.items()), len(names))
-    return ChangedCode(changes, (every[0], every[1]), found)
+    ranked = tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
+    return CodeChanges(ranked, in_comments, in_names, tuple(unread.items()), len(names), (every[0], every[1]))
 
 
 def _names_in_b(runs: tuple[Run, Run], one: Sources, two: Sources) -> dict[str, str]:

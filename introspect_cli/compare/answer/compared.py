@@ -22,7 +22,6 @@ from introspect_cli.compare.measure import Layouts, nan_throughout
 from introspect_cli.compare.outcome import NAMES, RESULTS, TRAINED, changes_of, sentence_of
 from introspect_cli.compare.result import Counts, Separate, Verdict
 from introspect_cli.compare.say import some, told, what, what_diverges
-from introspect_cli.compare.settings.settings import notes_on_some_ranks
 from introspect_cli.compare.table import OTHER
 from introspect_cli.compare.watched import (
     blindness_notes,
@@ -258,7 +257,6 @@ def notes_on(compared: Compared) -> Iterator[str]:
     yield from (note for outcome in outcomes for note in outcome.notes)
     yield from option_notes(*manifests)
     yield from blindness_notes(*manifests)
-    yield from notes_on_some_ranks(compared.a, compared.b) if len(outcomes) > 1 else ()
     yield from (outcome.unused_note for outcome in outcomes)
     yield told("unopened", steps=sum(outcome.unopened for outcome in outcomes))
     yield from perturbed_notes(*manifests)

@@ -13,6 +13,7 @@ from introspect_cli.compare.answer.causes import (
     likely_words,
     parsed_lines,
     ranked_candidates,
+    ranked_code,
 )
 from introspect_cli.compare.answer.compared import (
     cut_short,
@@ -21,7 +22,7 @@ from introspect_cli.compare.answer.compared import (
     raised_words,
     separate_answers,
 )
-from introspect_cli.compare.answer.weights import MADE_BY_CODE, SAYS_NOTHING, Blame, setting_changes, weighed_by_code
+from introspect_cli.compare.answer.weights import MADE_BY_CODE, SAYS_NOTHING, setting_changes, weighed_by_code
 from introspect_cli.compare.changes.statements import Clues, CodeChanges, Nearness
 from introspect_cli.compare.evidence import RANDOM, Known, Thing
 from introspect_cli.compare.names import ancestors, owner_of
@@ -30,7 +31,6 @@ from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.draws import unseeded_names
 from introspect_cli.compare.reasons.explain import evidence_lines, explanation_of
 from introspect_cli.compare.reasons.rows import judge, reason_named
-from introspect_cli.compare.reasons.update import hyperparameter_changes_of
 from introspect_cli.compare.reasons.view import View
 from introspect_cli.compare.result import (
     DiffResult,
@@ -43,7 +43,7 @@ from introspect_cli.compare.result import (
     Size,
     Verdict,
 )
-from introspect_cli.compare.resumed import RATES
+from introspect_cli.compare.resumed import RATES, holds_part
 from introspect_cli.compare.say import fact_of, parts_words, sentence, some, told, what_diverges
 from introspect_cli.compare.settings.beginning import (
     MAY_REST_ON_THEM,
@@ -53,17 +53,14 @@ from introspect_cli.compare.settings.beginning import (
     find_first_event,
     first_difference,
     last_fillings,
-    variables_that_differ,
 )
 from introspect_cli.compare.step import Step
 from introspect_cli.compare.table import OTHER, WITHIN
-from introspect_cli.compare.walk import holds_part
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.compare.answer.causes import ChangedCode
     from introspect_cli.compare.answer.compared import Compared
     from introspect_cli.compare.changes.statements import CodeChanges
     from introspect_cli.compare.outcome import RankOutcome
@@ -80,7 +77,7 @@ def mark_only_change(code: CodeChanges | None, settings: Sequence[SettingChange]
         return code
     others = [change for change in settings if change.source not in {*MADE_BY_CODE, "hardware"}]
     alone = all(change.weight <= SAYS_NOTHING for change in others)
-    return replace(code, ranked=(replace(code.ranked[0], nearness=Nearness.ALONE),)) if alone else code
+    return code._replace(ranked=(code.ranked[0]._replace(nearness=Nearness.ALONE),)) if alone else code
 
 
 _LOST_WITH: dict[str, frozenset[str]] = {
@@ -120,18 +117,6 @@ def origins_of(at: View, outcomes: Sequence[RankOutcome], lost: Sequence[Part]) 
             yield Origin(sentence(story.head, story.findings, (), story.more), divergence)
 
 
-def _code_and_settings(compared: Compared, at: View, changed: ChangedCode | None) -> CodeChanges | None:
-    """How the source differs, nearest first; None without `changed`. Sets `at.settings`, the heaviest first."""
-    a, b, offset = compared.a, compared.b, any(outcome.offset for outcome in compared.outcomes)
-    code = None if changed is None else changed.ranked_by(lambda: clues_of(at))
-    tuned = hyperparameter_changes_of(at)
-    differ = setting_changes(a, b, Blame(at, reason_named(at.cause.reason), tuned, offset))
-    if not (at.rounding or _is_by_chance(at)):
-        code = mark_only_change(code, differ)
-    at.settings = weighed_by_code(differ, code, rounding=at.rounding and not tuned)
-    return code
-
-
 def _is_by_chance(at: View) -> bool:
     """Whether randomness alone may explain the divergence.
 
@@ -160,7 +145,12 @@ def diverged_answer(answer: DiffResult, compared: Compared, hidden: str) -> Diff
     at = View(best, compared.outcomes)
     first, cut, lost = at.first, cut_short(at), () if resumed is None else resumed.lost
     changed = code_changes(compared.a, compared.b)
-    code = _code_and_settings(compared, at, changed)
+    code = ranked_code(changed, lambda: clues_of(at))
+    offset = any(outcome.offset for outcome in compared.outcomes)
+    differ = setting_changes(compared.a, compared.b, at, reason_named(at.cause.reason), offset=offset)
+    if not (at.rounding or _is_by_chance(at)):
+        code = mark_only_change(code, differ)
+    at.settings = weighed_by_code(differ, code, rounding=at.rounding and not at.tuned)
     training, evaluation = separate_answers(compared)
     story, nothing = explanation_of(at), _nothing_changed_words(at, code)
     causes = ranked_candidates(story.findings, code, at.settings)
@@ -223,7 +213,7 @@ def _nothing_changed_words(at: View, code: CodeChanges | None) -> tuple[str, ...
 # --- what of it leads to changed code
 
 
-def _lines_near(later: Divergence, at: View, code: CodeChanges | None, changed: ChangedCode | None) -> str:
+def _lines_near(later: Divergence, at: View, code: CodeChanges | None, changed: CodeChanges | None) -> str:
     """Lines of changed statements that are near a later divergence of the step, as if all before it agreed.
 
     Those that are near the first are left out; "" for none.
@@ -234,7 +224,7 @@ def _lines_near(later: Divergence, at: View, code: CodeChanges | None, changed: 
     before = np.isin(at.table.site, at.step.divergences.site[: at.step.sites.index(later.site)]) & ~at.table.one_sided
     step = Step(at.step.comparison, at.table.marked(before, WITHIN), at.step.begins, at.step.learned)
     there = View(replace(at.outcome, first=later, step=step, cause=judge(step, step.sites.index(later.site))), ())
-    near = changed.ranked_by(lambda: clues_of(there))
+    near = ranked_code(changed, lambda: clues_of(there)) or changed
     return some([one.change.place for one in near.likely if one.change.place in others])
 
 
@@ -252,7 +242,7 @@ def clues_of(scene: View) -> Clues:
     names = [name for name in (subject, *ancestors(subject)) if name in tree]
     tensor = site.fqn.rpartition(".")[2]
     words = {*replaced, _last_part(cause.subject), tensor * (cause.reason in {"initial", "outside"})}
-    for change in hyperparameter_changes_of(scene):
+    for change in scene.tuned:
         words |= {change.name.rpartition(".")[2], change.about}
     for name in (*names[:1], *scene.unseen_inside):
         keys = {key for key, _, _ in scene.attributes(name, every=True)}
@@ -268,9 +258,10 @@ def clues_of(scene: View) -> Clues:
         place += [event.line for event in there]
         words |= {word for event in there for word in event.name.split(".")[-2:]}
         words |= {*MODES} if any(event.by in MODES for event in there) else set()
-    if scene.is_first_step and scene.explained_reason in MAY_REST_ON_THEM:
-        words |= {*variables_that_differ(scene.runs, scene.first.rank)}
     reason = "structure" if replaced else cause.instead or cause.reason
+    later = site.phase is not Phase.FORWARD or scene.first.step > 0
+    outer = [name for name in ancestors(site.fqn) if name in tree]
+    leading = ((tree[name].module_class, site.fqn.removeprefix(f"{name}.").partition(".")[0]) for name in outer)
     return Clues(
         reason="by_hand" if cause.rests_on(Thing.REWRITTEN) else reason,
         gap=cause.reason == "gap",
@@ -284,6 +275,7 @@ def clues_of(scene: View) -> Clues:
         roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
         evaluates=site.evaluates,
         ran=frozenset(module.module_class for module in tree.values()),
+        behind=() if cause.reason == "gap" or later else tuple(leading),
         batch_is_equal=any(places.known is Known.EQUAL for places in cause.rests_on(Thing.BATCHES)),
     )
 

@@ -7,13 +7,12 @@ random state. Noise such as a shell's working directory is left out.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.statements import CodeChanges, Nearness
 from introspect_cli.compare.result import SettingChange, Size
-from introspect_cli.compare.settings.differences import Difference, on_one_line
+from introspect_cli.compare.settings.differences import on_one_line
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, RECORDED
 from introspect_cli.compare.settings.settings import (
     ENV_NOISE,
@@ -28,7 +27,6 @@ from introspect_cli.compare.settings.settings import (
 from introspect_cli.compare.watched import is_list
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.reasons.base import Reason
@@ -38,19 +36,15 @@ if TYPE_CHECKING:
 _ENV_STRONG = (
     r"^(CUDA|CUBLAS|CUDNN|NCCL|OMP|MKL|OPENBLAS|TORCH|PYTORCH|NVIDIA|KMP|GLOO|XLA|ATEN|DNNL|ONEDNN|TRITON|HIP|ROCM)"
 )
-_ENV_NAMES = (
-    r"^(WANDB|MLFLOW|NEPTUNE|COMET|CLEARML)_"
-    r"|(LOG|OUT|OUTPUT|SAVE|RUN|RESULTS?|EXP|EXPERIMENT)_?(DIR|PATH|NAME|ID|FILE|ROOT|TAG)$|_PORT$"
-)
 _WHICH_DEVICE = re.compile(r"\buuid$")
 _OF_RESULTS = (
     r"(?i)(^|\.)-*(o|out|outputs?|results?|logs?|save|name|exp|experiment|run|tag|port|host|date|time|timestamp|verbose|v"
-    r"|quiet|q|((out(put)?|results?|log(s|ging|ger)?|save|run|exp(eriment)?|project|job|group|work|wandb|tensorboard|tb"
+    r"|quiet|q|(wandb|mlflow|neptune|comet|clearml)_.*|((out(put)?|results?|log(s|ging|ger)?|save|run|exp(eriment)?|project|job|group|work|wandb|tensorboard|tb"
     r"|ckpt|checkpoint|cache|te?mp|model|master|dist|rdzv|report|print|profile)[-_.])+"
     r"(dir(ectory)?|path|file|folder|name|id|tag|group|port|addr|root|to|every|freq|interval|level|mode|steps|entity"
     r"|project|endpoint)|(log|save|out|result)(dir|file|path))$"
 )
-"""Options that say where results go and what a run is called: `--out-dir`, `hydra.run.dir`."""
+"""Options and variables that say where results go and what a run is called: `--out-dir`, `hydra.run.dir`."""
 
 _NUMERIC_PACKAGES = (
     r"^(torch|torchvision|torchaudio|triton|numpy|scipy|numba|nvidia|jax|tensorflow|flash|xformers|transformers|lightning"
@@ -65,10 +59,9 @@ _USUAL = 0.3
 _BUILT = frozenset({"loaders", "schedulers", "scalers"})
 _FIXED: tuple[tuple[AbstractSet[str], re.Pattern[str], float], ...] = (
     ({"environment"}, ENV_NOISE, 0.0),
-    ({"environment"}, re.compile(_ENV_NAMES), SAYS_NOTHING),
+    ({"environment", "command", *_BUILT}, re.compile(_OF_RESULTS), SAYS_NOTHING),
     ({"environment"}, re.compile(_ENV_STRONG), 0.65),
     ({"environment"}, re.compile(""), 0.25),
-    ({"command", *_BUILT}, re.compile(_OF_RESULTS), SAYS_NOTHING),
     ({"hardware"}, _WHICH_DEVICE, SAYS_NOTHING),
     ({"loaders"}, re.compile(r": prefetch_factor$"), _USUAL),
     ({"runtime", "hardware", "command"}, RUN_NOISE, 0.0),
@@ -90,7 +83,7 @@ _STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nest
 """What an optimizer steps with: it explains an update, and nothing before."""
 
 
-def _is_of_optimizer(change: Difference) -> bool:
+def _is_of_optimizer(change: SettingChange) -> bool:
     """Whether a change is of an optimizer, or of an argument or file value named like its option (`lr`, `betas`)."""
     named = {"command": change.name, FILES: change.about}.get(change.source, "")
     steps_with = _STEPS_WITH.match(named.rpartition(".")[2].strip("-").replace("-", "_"))
@@ -122,115 +115,100 @@ def rounds_differently(change: SettingChange) -> bool:
     return change.source in _ROUNDS and bool(re.match(_ROUNDS[change.source], change.name, re.IGNORECASE))
 
 
-@dataclass(frozen=True)
-class Blame:
-    """Facts of a divergence that decide which settings may have caused it; the default is no divergence.
+def _weight(change: SettingChange, at: View | None, reason: Reason | None, *, offset: bool) -> float:
+    """Weight of a change from 0 to 1: at 0 it is noise and not shown, from 0.5 on it explains the divergence.
 
-    Attributes:
-        at: the divergence.
-        reason: the reason why the runs diverge.
-        hyperparameters: what differs of them as recorded at the diverging step.
-        offset: whether other steps are compared than the first of each run, which is what settings of optimizers tell.
+    By `_FIXED`, else 0.5 without a divergence, else by the reason. A seed in the environment weighs 0.95 where a
+    random state may be the cause. What cannot have reached the place weighs at most `_USUAL`.
     """
+    source, name = change.source, change.name
+    if source == FILES and change.about:  # a value of configuration weighs as an argument does
+        source, name = "command", change.about.rpartition(".")[2]
+    fixed = next((weight for sources, names, weight in _FIXED if source in sources and names.search(name)), None)
+    if fixed is not None:
+        is_seed = fixed > SAYS_NOTHING and "SEED" in name
+        return 0.95 if is_seed and (reason is None or reason.weights.get("seeds", 0.0) > 0.9) else fixed
+    if offset and (source == "scalers" or (source == OPTIMIZERS and change.about)):
+        return 0.0  # of the first step, which is not compared; a scaler that was restored has that one's scale
+    if at is None or reason is None:
+        return 0.5
+    weight = _weight_by_reason(at, reason, source, name, change)
+    late = not at.may_have_stepped and _is_of_optimizer(change)
+    rounds = at.first.size is Size.MORE and chooses_kernel(name)
+    return min(weight, _USUAL) if late or rounds else weight
 
-    at: View | None = None
-    reason: Reason | None = None
-    hyperparameters: Sequence[Difference] = ()
-    offset: bool = False
 
-    def weight(self, change: Difference) -> float:
-        """Weight of a change from 0 to 1: at 0 it is noise and not shown, from 0.5 on it explains the divergence.
+def _weight_by_reason(at: View, reason: Reason, source: str, name: str, change: SettingChange) -> float:
+    """Weight from 0 to 1 of a setting by its source, as far as the reason says; by `_WEIGHTS` where it does not.
 
-        By `_FIXED`, else 0.5 without a divergence, else by the reason. A seed in the environment weighs 0.95 where a
-        random state may be the cause. What cannot have reached the place weighs at most `_USUAL`.
-        """
-        source, name, at, reason = change.source, change.name, self.at, self.reason
-        if source == FILES and change.about:  # a value of configuration weighs as an argument does
-            source, name = "command", change.about.rpartition(".")[2]
-        fixed = next((weight for sources, names, weight in _FIXED if source in sources and names.search(name)), None)
-        if fixed is not None:
-            is_seed = fixed > SAYS_NOTHING and "SEED" in name
-            return 0.95 if is_seed and (reason is None or reason.weights.get("seeds", 0.0) > 0.9) else fixed
-        if self.offset and (source == "scalers" or (source == OPTIMIZERS and change.about)):
-            return 0.0  # of the first step, which is not compared; a scaler that was restored has that one's scale
-        if at is None or reason is None:
-            return 0.5
-        weight = self._weight_by_reason(at, reason, source, name, change)
-        late = not at.may_have_stepped and _is_of_optimizer(change)
-        rounds = at.first.size is Size.MORE and chooses_kernel(name)
-        return min(weight, _USUAL) if late or rounds else weight
-
-    def _weight_by_reason(self, at: View, reason: Reason, source: str, name: str, change: Difference) -> float:
-        """Weight from 0 to 1 of a setting by its source, as far as the reason says; by `_WEIGHTS` where it does not.
-
-        0.97 for the loader that `at.fed` names and for the file of a module to blame, 0.85 for loaders and files where
-        data was not recorded. Raised by 0.1 for names that match the reason's, and for numerics where the distance is
-        rounding; packages that compute nothing explain nothing.
-        """
-        weights, fed = reason.weights, at.fed
-        base = weights.get(source, _WEIGHTS.get(source, _USUAL))
-        if source == "loaders":
-            named = fed and re.match(rf"{re.escape(fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", name)
-            return 0.97 if named else 0.85 if fed == "" else _USUAL
-        if source == "schedulers":  # of what does not differ, no scheduler makes anything
-            scheduled = at.no_rates or {"lr", "momentum", "betas"} & {each.about for each in self.hyperparameters}
-            return max(0.9 * weights.get(OPTIMIZERS, _USUAL), _USUAL) if scheduled else _USUAL
-        if source == FILES:
-            tensors = weights.get("checkpoints", _USUAL) if holds_tensors(name) else _USUAL
-            both = change.a is not None and change.b is not None and fed is not None
-            return max(tensors, 0.96 if fed else 0.85) if both else tensors
-        if source == "sources" and any(name == each.source.rpartition(":")[0] for each in at.blamed):
-            return 0.97
-        if source == "packages":
-            if not re.match(_NUMERIC_PACKAGES, name.lower()):
-                return 0.2
-            base += 0.25
-        if at.rounding:
-            base += 0.2 * (source in {"runtime", "packages", "hardware"}) - 0.15 * (source == "sources")
-        named = reason.names and re.search(reason.names, name, re.IGNORECASE)
-        if named and source not in {"packages", "scalers"}:
-            base += 0.1
-        return max(min(base, 1.0), 0.5 * (source == RECORDED))
+    0.97 for the loader that `at.fed` names, 0.85 for loaders and files where data was not recorded. Raised by 0.1 for
+    names that match the reason's; packages that compute nothing explain nothing.
+    """
+    weights, fed = reason.weights, at.fed
+    base = weights.get(source, _WEIGHTS.get(source, _USUAL))
+    if source == "loaders":
+        named = fed and re.match(rf"{re.escape(fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", name)
+        return 0.97 if named else 0.85 if fed == "" else _USUAL
+    if source == "schedulers":  # of what does not differ, no scheduler makes anything
+        scheduled = at.no_rates or {"lr", "momentum", "betas"} & {each.about for each in at.tuned}
+        return max(0.9 * weights.get(OPTIMIZERS, _USUAL), _USUAL) if scheduled else _USUAL
+    if source == FILES:
+        tensors = weights.get("checkpoints", _USUAL) if holds_tensors(name) else _USUAL
+        both = change.a is not None and change.b is not None and fed is not None
+        return max(tensors, 0.96 if fed else 0.85) if both else tensors
+    if source == "packages":
+        if not re.match(_NUMERIC_PACKAGES, name.lower()):
+            return 0.2
+        base += 0.25
+    elif source != "scalers" and reason.names and re.search(reason.names, name, re.IGNORECASE):
+        base += 0.1
+    return max(min(base, 1.0), 0.5 * (source == RECORDED))
 
 
 _WEIGHT = attrgetter("weight")
 
 
-def setting_changes(a: Run, b: Run, blame: Blame) -> tuple[SettingChange, ...]:
+def setting_changes(
+    a: Run, b: Run, at: View | None = None, reason: Reason | None = None, *, offset: bool = False
+) -> tuple[SettingChange, ...]:
     """Settings that differ, the heaviest first; without a divergence none explains anything.
 
-    Left out are noise, what a list of arrays lacks, and what the document of optimizers says of a hyper-parameter that
-    `blame.hyperparameters` has too. Where the distance is rounding, what rounds otherwise is raised to 0.9 and the
-    script's settings lowered to 0.75; where nothing else weighs 0.6, up to three variables of the environment are
-    raised to 0.8.
+    They are those of the rank that diverges. Left out are noise, what a list of arrays lacks, and what the document of
+    optimizers says of a hyper-parameter that `at.tuned` has too. Where the distance is rounding, what rounds otherwise
+    is raised to 0.9 and the script's settings lowered to 0.75; where nothing else weighs 0.6, up to three variables of
+    the environment are raised to 0.8.
 
     Args:
         a: one run.
         b: the other run.
-        blame: facts of the divergence.
+        at: the divergence; None where there is none.
+        reason: of the divergence.
+        offset: whether other steps are compared than the first of each run, which is what settings of optimizers tell.
     """
     changes: list[SettingChange] = []
-    recorded = {change.about for change in blame.hyperparameters}
-    resumes = read_by_one(a, b) if blame.offset else set[str]()
-    for change in (*blame.hyperparameters, *differences(a, b)):
-        weight, one_sided = blame.weight(change), None in (change.a, change.b)
+    hyperparameters = at.tuned if at is not None else []
+    recorded = {change.about for change in hyperparameters}
+    resumes = read_by_one(a, b) if offset else set[str]()
+    of_place = () if at is None else (at.first.rank, at.step.comparison.rename or str)
+    for change in (*hyperparameters, *differences(a, b, *of_place)):
+        weight, one_sided = _weight(change, at, reason, offset=offset), None in (change.a, change.b)
         if change.source == "command" and one_sided and file_name(change.a or change.b) in resumes:
             weight = SAYS_NOTHING  # it has the run resume, which is compared part by part
         # what a list of arrays has no word of is not known to differ
         unlisted = any(is_list(run.manifest) and value is None for run, value in ((a, change.a), (b, change.b)))
         if weight > 0 and not unlisted and not (change.source == OPTIMIZERS and change.about in recorded):
-            values = on_one_line(change.a, change.b)
-            changes.append(SettingChange(change.source, change.name, *values, round(weight, 3)))
-    at, tuned = blame.at, [change for change in changes if change.source in _OF_OPTIMIZERS and change.explains]
+            x, y = on_one_line(change.a, change.b)
+            changes.append(change._replace(a=x, b=y, weight=round(weight, 3)))
+    tuned = [change for change in changes if change.source in _OF_OPTIMIZERS and change.explains]
     if at is None:
-        changes = [replace(one, weight=min(one.weight, UNLIKELY)) for one in changes]
+        changes = [one._replace(weight=min(one.weight, UNLIKELY)) for one in changes]
     elif at.rounding and any(map(rounds_differently, changes)) and all(map(rounds_differently, tuned)):
         for place, one in enumerate(changes):  # an argument that changed such a setting is shown by it
             least, most = 0.9 * rounds_differently(one), 0.75 if one.source in {"command", "sources", "git"} else 1.0
-            changes[place] = replace(one, weight=max(min(one.weight, most), least))
+            changes[place] = one._replace(weight=max(min(one.weight, most), least))
     named = [change for change in changes if change.source == "environment" and change.weight > SAYS_NOTHING]
     if at is not None and len(named) <= 3 and all(change.weight < 0.6 for change in changes):  # it is one of these
-        changes = [replace(one, weight=0.8) if one in named else one for one in changes]
+        changes = [one._replace(weight=0.8) if one in named else one for one in changes]
     return tuple(sorted(changes, key=_WEIGHT, reverse=True))
 
 
@@ -251,15 +229,10 @@ def weighed_by_code(
         rounding: whether the distance is of the size of rounding: if any setting that differs rounds otherwise, files
             keep their weight, so that flags and libraries come before code.
     """
-    rounding &= any(map(rounds_differently, settings))
-    code = code or CodeChanges()
-    nearest = {one.change.file: one for one in reversed(code.ranked)}
-    weights = {name: _NEAR[one.nearness] for name, one in nearest.items() if not (rounding and one.likely)}
-
-    def weighed(change: SettingChange) -> SettingChange:
-        """The setting with the weight of its file, if it is one."""
-        near = weights.get(change.name, change.weight) if change.explains else change.weight
-        weight = _IN_COMMENTS if change.name in {*code.in_comments, *code.in_names} else near
-        return replace(change, weight=weight) if change.source == "sources" else change
-
-    return tuple(sorted(map(weighed, settings), key=_WEIGHT, reverse=True))
+    keep, code = rounding and any(map(rounds_differently, settings)), code or CodeChanges()
+    near = {one.change.file: None if keep and one.likely else _NEAR[one.nearness] for one in reversed(code.ranked)}
+    near |= dict.fromkeys((*code.in_comments, *code.in_names), _IN_COMMENTS)
+    files = ((one, near.get(one.name) or one.weight) for one in settings if one.source == "sources")
+    weighed = [one._replace(weight=weight if one.explains else min(weight, one.weight)) for one, weight in files]
+    others = (one for one in settings if one.source != "sources")
+    return tuple(sorted((*others, *weighed), key=_WEIGHT, reverse=True))

@@ -114,7 +114,6 @@ class Code:
         self.callers: dict[str, list[Statement]] = defaultdict(list)
         self.takers: dict[str, list[Statement]] = defaultdict(list)
         self._bound = cache(_bound_names)
-        self._imported: set[str] = set()
         for file, text in texts.items():
             tree = tree_of(text)
             for statement in statements_of(file, tree.body if tree is not None else ()):
@@ -130,8 +129,6 @@ class Code:
         for index, names in read:
             for name in names:
                 index[name].append(statement)
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            self._imported |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
         if isinstance(node, ast.ClassDef):
             self.classes[node.name].append((*statement.place, tuple(map(last_name, node.bases))))
         if isinstance(node, FUNCTIONS):
@@ -174,10 +171,10 @@ class Code:
                 if last_name(each.func) == "add_argument":
                     gives.update(text.lstrip("-").replace("-", "_") for text in _string_constants(each.args))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):  # it may change what it is of, or is handed
-            changed = [_innermost_object(node.value.func), *node.value.args]
-            gives.update(key(n.id) for n in changed if isinstance(n, ast.Name) and n.id not in self._imported)
             held = getattr(node.value.func, "value", node)
             gives.update(n.attr for n in ast.walk(held) if isinstance(n, ast.Attribute) and held is not node)
+            changed = [_innermost_object(node.value.func), *node.value.args]
+            gives.update(key(n.id) for n in changed if isinstance(n, ast.Name))
         takes -= _EVERYWHERE
 
     def statements_at(self, file: str, first: int, last: int) -> set[Statement]:
@@ -214,6 +211,18 @@ class Code:
         same_file = [place for place in places if place[0] == by[0]]
         return same_class or same_file or (places if len(places) <= _MOST_MEANT else [])
 
+    def statements_after(self, class_name: str, name: str) -> Iterator[Statement]:
+        """Statements of a class's methods behind the last one that takes the attribute `name`, in no loop with it."""
+        for file, qualified, _ in self.classes.get(class_name, ()):
+            for place in (
+                each for each in self.by_definition if each[0] == file and each[1].startswith(f"{qualified}.")
+            ):
+                calling = [s for s in self.by_definition[place] if name in s.takes]
+                for s in self.by_definition[place] if calling and not place[1].endswith("__init__") else ():
+                    both = {*s.around} & {*calling[-1].around, calling[-1]}
+                    if s.lines[0] > calling[-1].lines[1] and not any(isinstance(e.node, _LOOPS) for e in both):
+                        yield s
+
     def reached_from(self, *places: Definition, depth: int = 0) -> Depths:
         """Statements of these functions and of all that they call or name, each with `depth` plus the calls between."""
         return self.with_what_runs({s: depth for place in places for s in self.by_definition.get(place, ())})
@@ -237,7 +246,7 @@ class Code:
         """Statements whose values may reach `seeds`, each with its distance, from 0 for seeds to `_MOST_VALUES` - 1.
 
         A step leads to the statements around one, to those that give what it takes (what it takes as a parameter comes
-        from where the function is called or handed on), and to returns of what it calls. Names in `stop` lead nowhere.
+        from where the function is handed on), and to returns of what it calls. Names in `stop` lead nowhere.
         """
         return _closure(dict.fromkeys(seeds, 0), partial(self._statements_before, stop=stop), _MOST_VALUES - 1)
 
@@ -268,6 +277,7 @@ def _closure(seeds: Depths, step: Callable[[Statement], Iterable[Statement]], mo
     return depths
 
 
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _MOST_MEANT = 3
 _MOST_VALUES = 7
 
@@ -360,7 +370,10 @@ def _reach(code: Code, clues: Clues, side: int) -> tuple[Depths, ...]:
         computes = code.reached_from(*(s.place for s in recorded))
     if clues.gap:  # what was not recorded may be anything
         between.update(code.statements)
-    return recorded, computes, code.statements_behind([*recorded, *computes], models), dict.fromkeys(between, 0)
+    behind = code.statements_behind([*recorded, *computes], models)
+    late = {s for owner, name in clues.behind for s in code.statements_after(owner, name)}
+    reach = recorded, computes, behind, dict.fromkeys(between, 0)
+    return tuple({s: depth for s, depth in depths.items() if s not in late} for depths in reach)
 
 
 def _computing(code: Code, clues: Clues, leads: Leads, models: frozenset[str], between: set[Statement]) -> Depths:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from difflib import SequenceMatcher, get_close_matches
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from pathlib import PurePath
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -264,18 +264,11 @@ def _statements_of(
     elif not all(stand):
         one, two = (None if stays else each for each, stays in zip((one, two), stand, strict=True))
         yield one or (two and b.replaced_by(two, a, near[0])), two or (one and a.replaced_by(one, b, near[1]))
-    elif one is not None and two is not None and one.side.text != two.side.text:
-        yield in_a[two.side.text], two
     else:
         gone = [line for text, line in in_a.items() if text not in in_b]
         come = [line for text, line in in_b.items() if text not in in_a]
-        if not 0 < len(gone) + len(come) <= _MOST_REROUTED:
-            yield one, two
-        elif len(gone) == len(come):
-            yield from zip(gone, come, strict=True)
-        else:
-            yield from ((x, None) for x in gone)
-            yield from ((None, y) for y in come)
+        rerouted = 0 < len(gone) + len(come) <= _MOST_REROUTED
+        yield from zip_longest(gone, come) if rerouted else [(one, two)]
 
 
 def _add_change(changes: dict[object, Change], a: WrittenStatement | None, b: WrittenStatement | None) -> None:

@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 Definition: TypeAlias = tuple[str, str]
@@ -24,8 +24,7 @@ BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
 """Fields of a compound statement that hold its bodies."""
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(NamedTuple):
     """One version of a statement: first and last line, counted from 1, and source text."""
 
     first: int
@@ -33,8 +32,7 @@ class Side:
     text: str
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A statement in both versions of a file; None where it is not."""
 
     file: str
@@ -42,8 +40,7 @@ class Piece:
     b: Side | None
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """One statement that differs between two versions of a file.
 
     Of a compound statement (`def`, `class`, `for`, `if`) whose body is compared statement by statement, it is what
@@ -212,8 +209,7 @@ class Nearness(str, Enum):
 ORDER = list(Nearness)
 
 
-@dataclass(frozen=True)
-class Clues:
+class Clues(NamedTuple):
     """Names and lines on record at a divergence, with which changed statements are matched.
 
     Attributes:
@@ -230,6 +226,8 @@ class Clues:
         batch_is_equal: whether the batches of the step are on record and equal.
         ran: classes of all modules that either run has.
         evaluates: whether it is in an evaluation.
+        behind: of a place in the first forward pass, classes around it, each with what it calls the module that leads
+            there: what these run after it is no cause.
     """
 
     reason: str
@@ -245,10 +243,10 @@ class Clues:
     batch_is_equal: bool = False
     ran: frozenset[str] = frozenset()
     evaluates: bool = False
+    behind: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class Ranked:
+class Ranked(NamedTuple):
     """A changed statement and how near to the divergence it is.
 
     Attributes:
@@ -270,8 +268,7 @@ class Ranked:
         return self.nearness is not Nearness.ELSEWHERE
 
 
-@dataclass(frozen=True)
-class CodeChanges:
+class CodeChanges(NamedTuple):
     """Changed statements and files between two runs.
 
     Attributes:
@@ -281,6 +278,7 @@ class CodeChanges:
         unread: files that differ and of which a text is not there, with why: `text` (a run did not keep it), `secret`
             (only what was redacted can differ, or comments), `binary`.
         compared: how many files either run has a digest of, one that was renamed counted once.
+        texts: files of a and of b by their names in b, until the changes are ranked.
     """
 
     ranked: tuple[Ranked, ...] = ()
@@ -288,6 +286,7 @@ class CodeChanges:
     in_names: tuple[str, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     compared: int = 0
+    texts: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
 
     @property
     def likely(self) -> tuple[Ranked, ...]:

@@ -11,6 +11,7 @@ Where effects differ, the smallest differing parts are the changes, each with th
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from difflib import SequenceMatcher
 from itertools import zip_longest
@@ -111,6 +112,16 @@ def parameters_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> 
     defaults = [*[None] * (len(placed) - len(given.defaults)), *given.defaults, *given.kw_defaults]
     return [*zip_longest([*placed, *given.kwonlyargs, *rest], defaults)]
 
+
+_METHOD = re.compile(
+    r"torch\.(?:nn\.functional\.)?(relu|sigmoid|tanh|softmax|log_softmax|exp|log|sqrt|rsqrt|abs|neg|pow|sum|mean|std|var|max"
+    r"|min|amax|amin|argmax|clamp|reshape|flatten|permute|transpose|squeeze|unsqueeze|add|sub|mul|div)"
+)
+"""Functions of torch that are methods of their first argument as well, by their whole names."""
+_OPERATORS = {"torch.add": "Add", "torch.sub": "Sub", "torch.mul": "Mult", "torch.div": "Div"} | dict.fromkeys(
+    ("torch.matmul", "torch.mm", "torch.bmm", "matmul", "mm", "bmm"), "MatMult"
+)
+"""The operator that computes the same bits as a function of torch, or a method of a tensor, of two arguments."""
 
 _OF_OTHERS = frozenset({"argument", "each", "part", "attribute", "Subscript"})
 """Kinds of values that were not made where they are used, and may be changed for others."""
@@ -289,7 +300,8 @@ class Reader:
         """A call as function, arguments, keywords by name and the `with` contexts around it; it is added to `calls`.
 
         A call of a function in `names.inlined` is what its body gives, if that can be inlined. `x.size(1)` is
-        `x.shape[1]`, and `map(f, xs)`, in a list too, the comprehension.
+        `x.shape[1]`, `torch.relu(x)` is `x.relu()`, `torch.mm(a, b)` is `a @ b`, and `map(f, xs)`, in a list too, the
+        comprehension.
         """
         match node:
             case ast.Call(ast.Attribute(of, "size"), [] | [ast.Constant(int())], []):
@@ -309,6 +321,12 @@ class Reader:
         done = self._inline(node, function, given, dict(keywords))
         if done is not None:
             return done
+        operands = [function.parts[0], *given] if function.kind == "attribute" else given
+        operator = _OPERATORS.get(function.parts[-1]) if function.kind in {"attribute", "import"} else None
+        if operator is not None and len(operands) == 2 and not keywords:
+            return self.make("BinOp", node, operands[0], f"{operator}()", operands[1])
+        if given and function.kind == "import" and (method := _METHOD.fullmatch(function.parts[0])):
+            function, given = self.make("attribute", node, given[0], method[1]), given[1:]
         named = (self.make("keyword", value.node, self.names.renamed.get(n, n), value) for n, value in keywords)
         listed = self.make("list", node, *given), self.make("list", node, *named)
         value = self.make("call", node, function, *listed, *self._context)
@@ -631,10 +649,10 @@ def _returns(effect: Value) -> bool:
 def differences(a: Sequence[Value], b: Sequence[Value]) -> list[Difference]:
     """The smallest parts in which the effects of two functions differ.
 
-    Values of one shape are compared part by part, others differ as a whole; of two of which one is inside the other, it
-    is what was put around it, or taken away. Where both functions have both values, the choice between them differs,
-    and so what they are a part of. A value that one version alone has at one place, and the other alone at another, is
-    one difference that `moved`.
+    Values of one shape are compared part by part, others differ as a whole, and so may what is inside them; of two of
+    which one is inside the other, it is what was put around it, or taken away. Where both functions have both values,
+    the choice between them differs, and so what they are a part of. A value that one version alone has at one place,
+    and the other alone at another, is one difference that `moved`.
     """
     found: dict[tuple[_WrittenAt | None, _WrittenAt | None], Difference] = {}
     seen: set[tuple[int, int]] = set()
@@ -654,6 +672,7 @@ def differences(a: Sequence[Value], b: Sequence[Value]) -> list[Difference]:
                 pending += inner
                 continue
             else:
+                pending += [] if any(inside) else _also_differing(one, two)
                 one, two = (None if within else each for each, within in zip((one, two), inside, strict=True))
         found.setdefault((_written_at(one), _written_at(two)), Difference(one, two, around))
     gone = {each.a.key: spots for spots, each in found.items() if each.a is not None and each.b is None}
@@ -688,10 +707,13 @@ def _replaced_parts(one: Sequence[Value], two: Sequence[Value], around: tuple[Va
 def _differing_parts(one: Value, two: Value, around: tuple[Value, Value] | None) -> _Pairs | None:
     """Pairs of parts in which two lists, or two values of one kind and of equal names, differ.
 
-    None where they differ as a whole: in kind, names or number of parts, or since one is inside the other.
+    None where they differ as a whole: in kind, names or number of parts, since one is inside the other, or where
+    arguments were exchanged.
     """
     if one.kind == two.kind == "list":
-        return _replaced_parts(one.parts, two.parts, around)
+        in_order = any(part.kind in STATEMENTS for part in one.parts)
+        exchanged = not in_order and sorted(part.key for part in one.parts) == sorted(part.key for part in two.parts)
+        return None if exchanged else _replaced_parts(one.parts, two.parts, around)
     values = [[part for part in value.parts if isinstance(part, Value)] for value in (one, two)]
     if one.kind != two.kind or _names_of(one) != _names_of(two):
         return None
@@ -700,6 +722,26 @@ def _differing_parts(one: Value, two: Value, around: tuple[Value, Value] | None)
     other = called is not None and (called[0].kind, _names_of(called[0])) != (called[1].kind, _names_of(called[1]))
     whole = two.key in one.inside or one.key in two.inside or other
     return None if whole and len(differ) > 1 else iter(differ)
+
+
+def _also_differing(one: Value, two: Value) -> _Pairs:
+    """Pairs inside two values that differ as a whole: what something was put around, else what functions are given."""
+    for place, (small, large) in enumerate(((one, two), (two, one))):
+        parts = [large]
+        for _ in range(_MOST_PUT_AROUND):
+            parts = [inner for part in parts for inner in part.parts if isinstance(inner, Value)]
+            for part in parts:
+                if _head_of(part) == _head_of(small) and small.kind not in _WRITTEN and _likeness(small, part) > _LIKE:
+                    yield (part, small, (one, two)) if place else (small, part, (one, two))
+                    return
+    if one.kind == two.kind == "call":
+        given = _replaced_parts(one.parts[1].parts, two.parts[1].parts, (one, two))
+        yield from (each for each in given if each[0] and each[1] and _head_of(each[0]) == _head_of(each[1]))
+
+
+def _head_of(value: Value) -> tuple[object, ...]:
+    """What two values have alike whose parts are compared one by one: kind, names, of a call the function."""
+    return value.kind, *_names_of(value), value.parts[0].key if value.kind == "call" else 0
 
 
 def _names_of(value: Value) -> list[Any]:
@@ -731,6 +773,7 @@ def _paired_effects(one: Sequence[Value], two: Sequence[Value]) -> Iterator[tupl
 
 
 _LIKE = 0.1
+_MOST_PUT_AROUND = 3
 
 
 def _likeness(one: Value, two: Value) -> float:

@@ -9,7 +9,6 @@ in the sum.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,7 +106,7 @@ def gradient_cause(step: Step, position: int) -> Cause | None:
         return None
     passes = evidence_of("gradient", step, position)
     if with_state(passes, Known.UNSEEN) and side_with_stale(step, position):
-        passes = [replace(fact, needed=False) for fact in passes]  # the values alone tell the cause
+        passes = [fact._replace(needed=False) for fact in passes]  # the values alone tell the cause
     return cause("gradient", *passes)
 
 

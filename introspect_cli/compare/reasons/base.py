@@ -9,8 +9,7 @@ from a view of the place to findings, and what is left where none is on record i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.evidence import Cause, Evidence
 from introspect_cli.compare.result import Role
@@ -48,8 +47,7 @@ def is_fed(step: Step, position: int, upstream: frozenset[Phase] = _ALL_PHASES) 
     return differs or step.rng_differs() or bool(step.begins.names)
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(NamedTuple):
     """One kind of cause: when it applies, its evidence, its findings and the settings that explain it.
 
     Attributes:
@@ -70,7 +68,7 @@ class Reason:
     upstream: frozenset[Phase] = _ALL_PHASES
     applies: Applies | None = None
     left: Left | tuple[str, ...] = ()
-    weights: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, float] = {}
     names: str = ""
 
     def remaining(self, at: View) -> Iterable[str]:

@@ -20,9 +20,9 @@ from introspect_cli.compare.passes import pair
 from introspect_cli.compare.reasons.base import cause, evidence_of, is_fed
 from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, finds, found
 from introspect_cli.compare.settings.beginning import (
+    SCRIPT,
     differing_calls,
     find_first_event,
-    find_script_seedings,
 )
 from introspect_cli.compare.table import OTHER, Table, kind_code, phase_code
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
@@ -137,7 +137,7 @@ def find_random_cause(at: View) -> Iterator[Finding]:
     if site.phase is Phase.START and at.is_first_step:
         if not is_resumed_start(at):
             by_script = " " in site.fqn
-            yield from find_script_seedings(*who) if by_script else find_first_event(*who, site.fqn)
+            yield from find_first_event(*who, SCRIPT if by_script else site.fqn)
         return
     set_by = list(differing_calls(at.runs, at.first).finding())
     yield from set_by or find_one_sided_draw(at)

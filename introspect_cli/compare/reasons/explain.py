@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare import say
 from introspect_cli.compare.evidence import RANDOM, Evidence, Known, Thing
@@ -13,7 +12,7 @@ from introspect_cli.compare.reasons.forward import draws_nothing, find_call_coun
 from introspect_cli.compare.reasons.rows import reason_named
 from introspect_cli.compare.result import Certainty, Finding, Role
 from introspect_cli.compare.say import both_values, evidence_words, told, what
-from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, find_script_seedings
+from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, SCRIPT, find_first_event
 from introspect_cli.compare.table import ABSENT, EQUAL, NOT_SEEN, WITHIN, of_kinds
 from introspect_cli.records import GIVEN, SETTING_KINDS, Kind, Phase
 from introspect_cli.texts import count
@@ -26,8 +25,7 @@ _RAN_UNSEEN = {Thing.PASSED_OVER: "passed-over", Thing.RAN_UNSEEN: "ran-unseen"}
 _NEVER_RANDOM = frozenset({"backward", "plain", "loss"})
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(NamedTuple):
     """The explanation of a divergence, in words and findings.
 
     Attributes:
@@ -53,7 +51,7 @@ def explanation_of(at: View) -> Explanation:
     evidence = tuple(fact for fact in at.cause.evidence if not (quiet and fact.thing in RANDOM))
     findings = say.all_found(reason.word, at)
     if at.cause.role is not Role.ORIGIN and at.explained_reason == "gap":
-        findings = [replace(one, certainty=Certainty.LIKELY) for one in findings]
+        findings = [one._replace(certainty=Certainty.LIKELY) for one in findings]
     # that copies differ is on record, and tells no cause
     proved = any(one.certainty is Certainty.PROVED and one.code != "copies" for one in findings)
     unseen = (code for thing, code in _RAN_UNSEEN.items() if at.cause.rests_on(thing))
@@ -129,7 +127,7 @@ def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:
         clauses.append(told("alike", kinds=at.site.kind.several, differ=at.alike[0], all=at.alike[1]))
     further = [*find_call_counts(at), *find_one_sided_draw(at)]
     if at.is_first_step and at.explained_reason in MAY_REST_ON_THEM:
-        further += find_script_seedings(at.runs, at.first.rank)
+        further += find_first_event(at.runs, at.first.rank, SCRIPT)
     said = {one.text for one in story.findings}
     clauses += [f"{one.text[:1].upper()}{one.text[1:]}." for one in further if one.text not in said]
     return tuple(clauses)

@@ -20,6 +20,7 @@ from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.step import (
     LEFT_OUT,
     RESTS_ON,
+    Call,
     Place,
     batches,
     loss,
@@ -51,15 +52,15 @@ def call_cause(step: Step, position: int) -> Cause | None:
     site, order, of_itself = step.sites[position], step.order_at(position), step.sites[position].kind is Kind.OUTPUT
     if site.kind is Kind.PARAM and site.path != GIVEN:
         return None
-    running = step.calls.around(site.fqn, order)
+    running = step.around(site.fqn, order)
     if of_itself:
         begun = step.sequence_of(step.of_call(site.phase, Kind.INPUT, site.fqn, site.call))
-        running = None if begun is None else (site.fqn, begun, site.call)
+        running = None if begun is None else Call(site.fqn, site.call, begun, order)
     if running is None:
         if step.anything_before(order):
             return None
         return cause("module", *evidence_of("module", step, position)) if of_itself else _script_cause(step, position)
-    fqn, start, call = running
+    fqn, call, start, _ = running
     # The module that is given a parameter is not under way yet, and the one around it has made that.
     before = order if of_itself else order - 0.25
     fed = step.differs(site.phase, Kind.INPUT, fqn, call) or step.differs_inside(fqn, start, before)

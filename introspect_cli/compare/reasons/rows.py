@@ -5,7 +5,6 @@ The reason of a divergence is the first of them that applies and lacks no needed
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from introspect_cli.compare.evidence import Cause, Known, Thing, with_state
@@ -252,8 +251,8 @@ def judge(step: Step, position: int) -> Cause:
             continue
         if made.role is not Role.ORIGIN or not any(fact.needed for fact in with_state(made.evidence, Known.UNSEEN)):
             return made
-        gap = replace(made, role=Role.PROPAGATED, reason="gap", instead=made.reason)
+        gap = made._replace(role=Role.PROPAGATED, reason="gap", instead=made.reason)
         if gap.module not in {"", site.fqn}:
-            gap = replace(gap, evidence=tuple(replace(fact, inside=gap.module) for fact in gap.evidence))
+            gap = gap._replace(evidence=tuple(fact._replace(inside=gap.module) for fact in gap.evidence))
     assert gap is not None  # `propagated` always applies
     return gap

@@ -45,14 +45,10 @@ def cuts_of(step: Step) -> list[tuple[list[Microbatch], int]]:
     """
     comparison, splits, table, cuts = step.comparison, step.comparison.splits, step.table, []
     assert splits is not None
-    change = comparison.rename or str
-    root = next((name for name in dict.fromkeys(comparison.a.sites.fqn) if change(name) == splits.root), splits.root)
-    for reader, name, number, rule in (
-        (comparison.a, root, table.step, splits.a),
-        (comparison.b, splits.root, table.step_b, splits.b),
-    ):
-        of_ranks = microbatches(reader, name, number)
-        cuts.append(([*chain.from_iterable(of_ranks)], len(of_ranks[0]) or rule.usual))
+    readers, steps, usual = (comparison.a, comparison.b), (table.step, table.step_b), (splits.a.usual, splits.b.usual)
+    for reader, root, at, number in zip(readers, splits.roots, steps, usual, strict=True):
+        of_ranks = [microbatches(rank, root, at) for rank in reader.readers]
+        cuts.append(([*chain.from_iterable(of_ranks)], len(of_ranks[0]) or number))
     return cuts
 
 
@@ -173,10 +169,10 @@ def _recorded_numbers(step: Step, site: Site) -> list[list[float]]:
     comparison, steps = step.comparison, (step.table.step, step.table.step_b)
     return [
         [
-            np.nan if number.value is None else number.value
+            np.nan if number is None else number
             for rank in reader.readers
-            for number in At(rank, columns(rank.sites, change), at).numbers(site.kind, site.phase)
-            if (number.fqn, number.path) == (site.fqn, site.path)
+            for of, number in At(rank, columns(rank.sites, change), at).numbers(site.kind, site.phase)
+            if of == (site.fqn, site.path)
         ]
         for reader, change, at in zip((comparison.a, comparison.b), (comparison.rename, None), steps, strict=True)
     ]

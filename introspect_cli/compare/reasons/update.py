@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.evidence import Cause, Known, Thing, with_state
@@ -10,7 +9,6 @@ from introspect_cli.compare.names import owner_of
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.ranks import side_with_copies
 from introspect_cli.compare.say import finds, found
-from introspect_cli.compare.settings.differences import Difference
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes, recorded_names
 from introspect_cli.compare.settings.settings import chooses_kernel
 from introspect_cli.compare.step import (
@@ -60,13 +58,13 @@ def optimizer_cause(step: Step, position: int) -> Cause | None:
     if site.kind is Kind.PARAM:
         # what equal steps before left is equal; what a checkpoint left may be lost
         told = {Known.WITHIN, Known.UNSEEN if step.comparison.offset else Known.WITHIN}
-        states = [replace(fact, needed=fact.known is Known.UNSEEN) for fact in before if fact.known in told]
+        states = [fact._replace(needed=fact.known is Known.UNSEEN) for fact in before if fact.known in told]
         before = [*value_before(step, place), *states]
     if site.call:
         return cause("optimizer", *before, *gradients_in_step(step, place))
     evidence = evidence_of("optimizer", step, position)
     if with_state(evidence, Known.UNSEEN) and hyperparameter_changes(step.table, step.last_text):
-        evidence = [replace(fact, needed=False) for fact in evidence]  # a cause is on record all the same
+        evidence = [fact._replace(needed=False) for fact in evidence]  # a cause is on record all the same
     return cause("optimizer", *evidence, *before)
 
 
@@ -110,7 +108,7 @@ def find_fresh_state(at: View) -> Iterator[Finding]:
 
 @finds("optimizer")
 def find_hyperparameters(at: View) -> Iterator[Finding]:
-    """Finding for each hyper-parameter of `hyperparameter_changes_of`: on record where it alone explains the update.
+    """Finding for each hyper-parameter of `View.tuned`: on record where it alone explains the update.
 
     Likely are those of some groups only, those that choose a kernel, notes of a script (`_FACTOR`), and all where
     anything else may explain it: evidence was not observed, other optimizers step, gradients were not added up, or the
@@ -119,7 +117,7 @@ def find_hyperparameters(at: View) -> Iterator[Finding]:
     one, two = at.optimizers
     others = bool(with_state(at.cause.evidence, Known.UNSEEN) or at.cause.rests_on(Thing.GRADIENT_SUM))
     others = others or bool(one and two and one != two) or any(find_fresh_state(at))
-    for change in hyperparameter_changes_of(at):
+    for change in at.tuned:
         alone = change.name == change.about and not chooses_kernel(change.name) and not change.name.startswith(_FACTOR)
         code = "hyperparameter" if alone and not others else "hyperparameter-elsewhere"
         yield found(code, name=change.name, a=change.a, b=change.b)
@@ -150,32 +148,10 @@ def left_in_optimizer(at: View) -> Iterator[str]:
     later = at.step.comparison.offset or not at.is_first_step
     if not at.is_first_step and Kind.OPTIMIZER_STATE not in at.step.comparison.kinds:
         yield "optimizer-state"
-    if later and not recorded_names(at.table) and not hyperparameter_changes_of(at):
+    if later and not recorded_names(at.table) and not at.tuned:
         yield "hyperparameters"
     if at.site.call:
         yield "gradients-in-step"
-
-
-def hyperparameter_changes_of(at: View) -> list[Difference]:
-    """Hyper-parameters that differ, those of the parameter first: as recorded for its group, then from settings.
-
-    For other reasons than `optimizer`, those recorded in the step.
-
-    Settings describe the first step, so they count only for names that were not recorded in this one; under an offset
-    only if the learning rate was recorded.
-    """
-    if at.cause.reason != "optimizer":
-        return at.hyperparameters
-    recorded, held = recorded_names(at.table), None if at.setup.renumbered else at.setup.groups_of(at.site.fqn)
-    offset, changes = at.step.comparison.offset, list[Difference]()
-    if held is not None and Kind.HYPERPARAMETER in at.step.comparison.kinds:
-        changes = hyperparameter_changes(at.table, at.step.last_text, held)
-    if not offset or "lr" in recorded:
-        later = recorded if offset or held else {change.name for change in changes}
-        changes += [change for change in at.setup.changes_for(at.site.fqn) if change.name not in later]
-    names, told = {change.about for change in changes}, bool(changes)
-    others = (change for change in at.hyperparameters if change.about not in names)
-    return [*changes, *(change for change in others if not (told and None in (change.a, change.b)))]
 
 
 # --- tensors that a step changes and no optimizer
@@ -201,7 +177,7 @@ def _is_fed_by_then(step: Step, position: int) -> bool:
     """
     site, order = step.sites[position], step.order_at(position)
     in_call = site.kind is Kind.BUFFER or site.phase is Phase.FORWARD
-    ran = [ended for _, ended in step.calls.spans_of(owner_of(site.fqn))] if in_call else []
+    ran = [call.ended for call in step.calls if in_call and call.fqn == owner_of(site.fqn)]
     return step.rng_differs() or step.anything_before(min(max(ran, default=order), order))
 
 

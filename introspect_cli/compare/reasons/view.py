@@ -9,8 +9,8 @@ from introspect_cli.compare.evidence import Known, Thing
 from introspect_cli.compare.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.result import Role, SettingChange, Size
 from introspect_cli.compare.settings.beginning import first_difference
-from introspect_cli.compare.settings.differences import Difference, unequal
-from introspect_cli.compare.settings.hyperparameters import Optimizers, hyperparameter_changes
+from introspect_cli.compare.settings.differences import unequal
+from introspect_cli.compare.settings.hyperparameters import Optimizers, hyperparameter_changes, recorded_names
 from introspect_cli.compare.step import unseen_inside
 from introspect_cli.compare.table import (
     DIFFERENT,
@@ -18,7 +18,7 @@ from introspect_cli.compare.table import (
     OTHER,
     kind_code,
 )
-from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase
+from introspect_cli.records import SCALER, SETTING_KINDS, Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -141,14 +141,6 @@ class View:
         of_modules = not {self.cause.reason, self.cause.instead}.isdisjoint({"module", "own_code"})
         return unseen_inside(self.step, self.module) if of_modules else []
 
-    @cached_property
-    def blamed(self) -> tuple[ModuleInfo, ...]:
-        """The blamed module and its ancestors, innermost first; () where the reason blames no module."""
-        if self.cause.reason not in {"module", "own_code", "buffer", "backward", "op"}:
-            return ()
-        tree = self.step.modules[0] | self.step.modules[1]
-        return tuple(tree[fqn] for fqn in (self.module, *ancestors(self.module)) if fqn in tree)
-
     def classes_of(self, name: str) -> tuple[str, ...]:
         """(class in a, class in b) of module `name` where they differ; () otherwise.
 
@@ -199,13 +191,28 @@ class View:
         return Optimizers(a, b, self.step.comparison.rename or str)
 
     @cached_property
-    def hyperparameters(self) -> list[Difference]:
-        """Hyper-parameters recorded in this step that differ.
+    def tuned(self) -> list[SettingChange]:
+        """Hyper-parameters that differ, those of the parameter first: as recorded for its group, then from settings.
 
-        [] where optimizers have other numbers in b, or a run was told not to record them.
+        For other reasons than `optimizer`, those recorded in the step. Of these none where optimizers have other
+        numbers in b, or a run was told not to record them.
+
+        Settings describe the first step, so they count only for names that were not recorded in this one; under an
+        offset only if the learning rate was recorded.
         """
+        recorded, offset = recorded_names(self.table), self.step.comparison.offset
         compared = Kind.HYPERPARAMETER in self.step.comparison.kinds and not self.setup.renumbered
-        return hyperparameter_changes(self.table, self.step.last_text) if compared else []
+        every = hyperparameter_changes(self.table, self.step.last_text) if compared else []
+        if self.cause.reason != "optimizer":
+            return every
+        held = self.setup.groups_of(self.site.fqn) if compared else None
+        changes = hyperparameter_changes(self.table, self.step.last_text, held) if held is not None else []
+        if not offset or "lr" in recorded:
+            later = recorded if offset or held else {change.name for change in changes}
+            changes += [change for change in self.setup.changes_for(self.site.fqn) if change.name not in later]
+        names, told = {change.about for change in changes}, bool(changes)
+        others = (change for change in every if change.about not in names)
+        return [*changes, *(change for change in others if not (told and None in (change.a, change.b)))]
 
     @cached_property
     def optimizers(self) -> tuple[list[str], list[str]]:

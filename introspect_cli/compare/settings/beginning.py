@@ -7,7 +7,6 @@ after it follow from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.names import generator_of
@@ -49,8 +48,7 @@ MAY_REST_ON_THEM = frozenset({"initial", "batch", "script", "plain"})
 """Reasons of what a script may have made with numbers of a generator that it made."""
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """One seeding of a generator, or one draw from it.
 
     Attributes:
@@ -118,9 +116,11 @@ class Parting(NamedTuple):
         one, two = self.first
         common = self.b[: self.agreed]
         before = sum(not event.seed for event in common)
-        if one is not None and two is not None and one.seed and two.seed and one.by == two.by:
-            yield found("seeded", by=one.by, a=one.seed, b=two.seed, line=two.line or one.line)
+        if one is not None and two is not None and one.seed and one.by == two.by and one.seed != two.seed != "":
+            yield found("seeded", by=one.by, a=one.seed, b=two.seed, line=two.line or one.line or one.name)
         elif one is not None and two is not None and one.what == two.what:
+            if one.generator == SCRIPT:
+                return  # of what drew from it, nothing is on record
             yield found("other-state", draw=str(two), since=str(common[-1]) if common else "", before=before)
         elif one is not None or two is not None:
             yield found("draws-differ", a=one and str(one), b=two and str(two), before=before)
@@ -129,14 +129,17 @@ class Parting(NamedTuple):
 def first_difference(runs: tuple[Run, Run], rank: int, generator: str) -> Parting:
     """Where seedings of a generator, and draws from it, part before the first step of two runs (`_is_alike`).
 
-    No events where either run has no record of them.
+    Of generators that the script made, those that one run alone keeps do not count. No events where either run has no
+    record of them.
     """
     a, b = (events_of(run, rank) for run in runs)
     one, two = ([event for event in events or () if event.generator == generator] for events in (a, b))
     if a is None or b is None:
         return Parting((), (), 0)
-    shorter = range(min(len(one), len(two)))
     both = {event.name for event in one} & {event.name for event in two}
+    if generator == SCRIPT:
+        one, two = ([event for event in side if not event.name or event.name in both] for side in (one, two))
+    shorter = range(min(len(one), len(two)))
     return Parting(one, two, next((at for at in shorter if not _is_alike(one, two, at, both)), len(shorter)))
 
 
@@ -174,31 +177,6 @@ def find_first_event(runs: tuple[Run, Run], rank: int, generator: str) -> Iterat
     yield from parted.finding()
 
 
-# --- generators that the script made
-
-
-def find_script_seedings(runs: tuple[Run, Run], rank: int) -> Iterator[Finding]:
-    """Finding for generators that the script made: where their seedings part.
-
-    Else the seeds of the first variable that differs, unless they are equal.
-    """
-    findings = list(first_difference(runs, rank, SCRIPT).finding())
-    yield from findings
-    for name, ((label, seed, _), (_, seed_b, _)) in [] if findings else variables_that_differ(runs, rank).items():
-        if seed != seed_b:
-            yield found("seeded", by=label, a=seed, b=seed_b, line=name)
-        return
-
-
-def variables_that_differ(runs: tuple[Run, Run], rank: int) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """The script's generators that both runs have and that differ, by variable: (class, seed, state) in a and in b."""
-    one, two = (
-        {words[3]: tuple(words[:3]) for words in _noted(run, rank, DOCUMENT, "generators") or () if len(words) == 4}
-        for run in runs
-    )
-    return {name: (one[name], two[name]) for name in one if name in two and one[name] != two[name]}
-
-
 # --- what filled a parameter
 
 
@@ -220,13 +198,10 @@ def find_filling(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Findin
     parameter after it. Nothing where neither run has it on record, or arguments are not.
     """
     one, two = last_fillings(runs, rank, name)
-    if one is None or two is None:
+    by_script = any(event is not None and event.generator == _DRAWN_OF_SCRIPT for event in (one, two))
+    if one is None or two is None or one.by != two.by or (by_script and one[:3] != two[:3]):
         if one or two:
             yield found("filled", a=one and str(one), b=two and str(two))
-        return
-    by_script = _DRAWN_OF_SCRIPT in {one.generator, two.generator}
-    if one.by != two.by or (by_script and (one.generator, one.state) != (two.generator, two.state)):
-        yield found("filled", a=str(one), b=str(two))
     elif one.state != two.state:
         yield from find_first_event(runs, rank, "torch")
     elif one.arguments != two.arguments and None not in (one.arguments, two.arguments):
@@ -242,7 +217,7 @@ def _noted(run: Run, rank: int, document: str, key: str) -> list[list[str]] | No
 
 
 def events_of(run: Run, rank: int) -> Sequence[Event] | None:
-    """Seedings and draws before the first step, in their order.
+    """Seedings and draws before the first step, in their order; then the generators that the script keeps in variables.
 
     Lines that are neither are passed over. None where the rank's beginning was not recorded, [] where it was and
     nothing happened.
@@ -259,7 +234,8 @@ def events_of(run: Run, rank: int) -> Sequence[Event] | None:
             by, given, arguments = fields[3].partition("(")
             given_to = arguments.removesuffix(")").replace(",", ", ") if given else None
             events.append(Event(fields[1], "", fields[2], by, fields[4], " ".join(fields[5:]), given_to))
-    return events
+    kept = (words for words in _noted(run, rank, DOCUMENT, "generators") or () if len(words) == 4)
+    return [*events, *(Event(SCRIPT, seed, state, label, variable, "") for label, seed, state, variable in kept)]
 
 
 # --- calls that set a random state, in or just before a step, in one run alone or with another seed

@@ -1,14 +1,11 @@
-"""Recorded values that differ between two runs, and their wording.
-
-Flat mappings are compared directly, nested ones by deepdiff, imported only then.
-"""
+"""Recorded values that differ between two runs, and their wording."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from introspect_cli.texts import begin_alike
 
@@ -20,29 +17,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
-class Difference(NamedTuple):
-    """A recorded value that differs.
-
-    Attributes:
-        source: the document that it is in: `command`, `packages`, `optimizers`, `files`, ...
-        name: what it is called within its source, as it is shown.
-        a: its value in a; None where only b has it.
-        b: its value in b; None where only a has it.
-        about: what it is about, where `name` says more: `lr` of `lr (group 1)`, the value in a configuration file.
-        of: the optimizers that have it, in words, where not all do.
-    """
-
-    source: str
-    name: str
-    a: Any
-    b: Any
-    about: str = ""
-    of: str = ""
-
-
-MOST_RANKS = 16
-"""Ranks that are looked at: each has documents of settings. `check` compares all ranks of a run."""
 
 READ = "read"
 """The value of a file that one run alone read."""
@@ -94,41 +68,22 @@ def unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, A
     return ((name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name))
 
 
-def unequal_values(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+def unequal_values(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
     """(name, value in a, value in b) of all that differs in two values; None on the side that lacks it.
 
-    Nested values have dotted names (`model.layers[2]`), and `value` where there is no name. None and empty values count
-    as empty mappings beside a flat one.
+    Nested values have dotted names below `name` (`model.layers[2]`), and `value` where there is no name. Lists of other
+    lengths differ as a whole. None and empty values count as empty mappings beside a whole one.
     """
-    if a == b:
-        return
-    if (_is_flat(a) or not a) and (_is_flat(b) or not b):
+    if not name and isinstance(a or b, Mapping):
         a, b = a or {}, b or {}
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            yield from ((str(name), one, two) for name, one, two in unequal(a, b))
-            return
-    yield from _nested_differences(a, b)
-
-
-def _is_flat(value: Any) -> bool:
-    """Whether a value is a mapping without nested mappings, lists or tuples."""
-    return isinstance(value, Mapping) and not any(isinstance(item, (Mapping, list, tuple)) for item in value.values())
-
-
-def _nested_differences(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value in a, value in b) of nested values that differ, as deepdiff finds them; imports it.
-
-    The order of lists counts.
-    """
-    from deepdiff import DeepDiff
-
-    delta = DeepDiff(a, b, view="tree", verbose_level=2, ignore_order=False)
-    for kind in delta:
-        for level in delta[kind]:
-            name = re.sub(r"^root", "", level.path() or "")
-            name = re.sub(r"\['([^'\]]*)'\]", r".\1", name).lstrip(".")
-            values = None if "added" in kind else level.t1, None if "removed" in kind else level.t2
-            yield name or "value", *values
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key, one, two in unequal(a, b):
+            yield from unequal_values(one, two, f"{name}.{key}" if name else str(key))
+    elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
+        for place, (one, two) in enumerate(zip(a, b, strict=True)):
+            yield from unequal_values(one, two, f"{name}[{place}]")
+    elif a != b:
+        yield name or "value", a, b
 
 
 def describe(change: SettingChange) -> str:

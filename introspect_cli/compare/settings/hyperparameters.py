@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.compare.result import SettingChange
 from introspect_cli.compare.say import some
-from introspect_cli.compare.settings.differences import Difference, on_one_line, unequal
+from introspect_cli.compare.settings.differences import on_one_line, unequal
 from introspect_cli.compare.table import KINDS
 from introspect_cli.records import SCALER, SETTING_KINDS
-from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ _Hyperparameters = dict[str, _Values]
 
 def hyperparameter_changes(
     table: Table, last_value: Callable[[int, str], str | None], held: tuple[str, str, str] | None = None
-) -> list[Difference]:
+) -> list[SettingChange]:
     """Hyper-parameters recorded in a step that differ; equal changes of several groups or optimizers are one.
 
     The name of a change has its groups and optimizers in it only where not all have the change.
@@ -60,14 +60,14 @@ def hyperparameter_changes(
         if one != two and not (elsewhere and None in (one, two)):
             alike.setdefault((name, (one, two)), []).append((owner, group))
     groups = {each[:2] for each in sites}
-    named: dict[str, Difference] = {}
+    named: dict[str, SettingChange] = {}
     for (name, values), members in alike.items():
         owners = list(dict.fromkeys(owner for owner, _ in members))
         of = "" if len(owners) == len({owner for owner, _ in groups}) else ", ".join(owners)
         every = {*members} == {each for each in groups if each[0] in owners}
         label = name if every else f"{name} (group {', '.join(dict.fromkeys(group for _, group in members))})"
         shown = f"{of} {label}" if of else label
-        named[shown] = Difference(RECORDED, shown, *values, name, of)
+        named[shown] = SettingChange(RECORDED, shown, *values, name)
     if "lr" in named:
         named.pop("initial_lr", None)  # a scheduler's note of where lr began; it says nothing more
     return list(named.values())
@@ -138,14 +138,14 @@ class Optimizers:
         one, two = ({name: held[parameter] for name, held in side.items() if parameter in held} for side in self.paired)
         return one, two
 
-    def changes_for(self, parameter: str) -> list[Difference]:
+    def changes_for(self, parameter: str) -> list[SettingChange]:
         """Hyper-parameters of one parameter that differ, over all optimizers that hold it in both runs, values as text.
 
         Where several optimizers differ in one hyper-parameter, one of them is given.
         """
         one, two = self._held(parameter)
         differing = (each for name in one.keys() & two.keys() for each in _differing_values(one[name], two[name]))
-        return [*{key: Difference(RECORDED, key, *on_one_line(x, y), key) for key, x, y in differing}.values()]
+        return [*{key: SettingChange(RECORDED, key, *on_one_line(x, y), key) for key, x, y in differing}.values()]
 
     def groups_of(self, parameter: str) -> tuple[str, str, str] | None:
         """(optimizer, number of the parameter's group in a, in b); None unless it is one, and the same, in both."""
@@ -209,42 +209,31 @@ def _differing_values(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tu
     return (change for change in unequal(a, b) if change[0] != "initial_lr" or (noted and not began))
 
 
-def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:
-    """All differences of the optimizers of two runs, from their settings documents.
+def optimizer_differences(optimizers: Optimizers) -> Iterator[SettingChange]:
+    """All differences of the optimizers of two runs.
 
     An equal change of several parameters is one; it names the first, and how many, if not all have it. An optimizer of
     one run alone has the value `used` there. Where each run has one optimizer, of other classes, that is the only
     difference.
     """
-    one, two = Optimizers(a, b).paired
+    one, two = optimizers.paired
     if len(one) == len(two) == 1 and one.keys() != two.keys():
-        yield Difference(OPTIMIZERS, "optimizer", next(iter(one)), next(iter(two)))
+        yield SettingChange(OPTIMIZERS, "optimizer", next(iter(one)), next(iter(two)))
         return
     for name, x, y in unequal(one, two):
         if x is None or y is None:
-            yield Difference(
+            yield SettingChange(
                 OPTIMIZERS, f"optimizer {name}", None if x is None else "used", None if y is None else "used"
             )
         else:
             yield from _folded_differences(f"{name} " if len(one) > 1 else "", x, y)
 
 
-def _without_common_prefix(held: _Hyperparameters) -> tuple[str, _Hyperparameters]:
-    """(modules that all parameters' names begin with, hyper-parameters by the rest of the name)."""
-    owners = [name.split(".")[:-1] for name in held] or [[]]
-    before = "".join(f"{part}." for part in owners[0][: min(begin_alike(owners[0], each) for each in owners)])
-    return before, {name.removeprefix(before): values for name, values in held.items()}
-
-
-def _folded_differences(prefix: str, a: _Hyperparameters, b: _Hyperparameters) -> Iterator[Difference]:
+def _folded_differences(prefix: str, a: _Hyperparameters, b: _Hyperparameters) -> Iterator[SettingChange]:
     """Differences of two optimizers: of hyper-parameters, then parameters that one alone holds; `prefix` begins names.
 
-    An equal change of several parameters is one. Names count as equal where they differ only in the modules that all
-    begin with.
+    An equal change of several parameters is one.
     """
-    (_, one), (before, two) = _without_common_prefix(a), _without_common_prefix(b)
-    if one.keys() == two.keys():  # a model that something was put around
-        a = {before + name: values for name, values in one.items()}
     folded: dict[tuple[str, str, str], tuple[Any, Any, list[str]]] = {}
     for parameter in a.keys() & b.keys():
         for key, one, two in _differing_values(a[parameter], b[parameter]):
@@ -252,8 +241,8 @@ def _folded_differences(prefix: str, a: _Hyperparameters, b: _Hyperparameters) -
     shared = len(a.keys() & b.keys())
     for (key, _, _), (one, two, parameters) in folded.items():
         of = f" of {some(sorted(parameters), 1)}" if len(parameters) < shared else ""
-        yield Difference(OPTIMIZERS, f"{prefix}{key}{of}", one, two, key)
+        yield SettingChange(OPTIMIZERS, f"{prefix}{key}{of}", one, two, key)
     for mine, other, values in ((a, b, ("optimized", None)), (b, a, (None, "optimized"))):
         alone = [parameter for parameter in mine if parameter not in other]
         if alone:
-            yield Difference(OPTIMIZERS, f"parameter {prefix}{some(alone, 1)}", *values)
+            yield SettingChange(OPTIMIZERS, f"parameter {prefix}{some(alone, 1)}", *values)

@@ -17,22 +17,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from introspect_cli.compare.result import SettingChange
-from introspect_cli.compare.say import told
 from introspect_cli.compare.settings import beginning
 from introspect_cli.compare.settings.differences import (
-    MOST_RANKS,
     READ,
-    Difference,
-    describe,
-    on_one_line,
     paired,
     unequal_values,
 )
-from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, optimizer_differences
+from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, Optimizers, optimizer_differences
 from introspect_cli.errors import StoreError
-from introspect_cli.texts import begin_alike, clean, gpu_names, rank_list
+from introspect_cli.texts import begin_alike, clean, gpu_names
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from introspect_cli.store.run import Run
 
 
@@ -47,7 +44,7 @@ _CHECKPOINTS = frozenset(
 )
 _MOST = 20
 _LONGEST = 60
-_MOST_NODES = 20_000
+_MOST_LINES = 20_000
 
 
 class ReadFile(NamedTuple):
@@ -96,7 +93,7 @@ def holds_tensors(name: str) -> bool:
 # --- two runs
 
 
-def file_differences(a: Run, b: Run) -> Iterator[Difference]:
+def file_differences(a: Run, b: Run) -> Iterator[SettingChange]:
     """Differences of files that were read: values of configuration, else the first line, else digests.
 
     Files are paired by name, content, basename and ending, in this order. One that one run alone read has the value
@@ -114,11 +111,11 @@ def file_differences(a: Run, b: Run) -> Iterator[Difference]:
     for one, two in pairs:
         if not (one.name in imported[0] and two.name in imported[1]):  # those are among the sources
             yield from _differences_of_pair(one, two)
-    yield from (Difference(FILES, file.name, READ, None) for file in only_a)
-    yield from (Difference(FILES, file.name, None, READ) for file in only_b)
+    yield from (SettingChange(FILES, file.name, READ, None) for file in only_a)
+    yield from (SettingChange(FILES, file.name, None, READ) for file in only_b)
 
 
-def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
+def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[SettingChange]:
     """Differences of two paired files; none where their content is equal or a digest is missing.
 
     Of configuration the first `_MOST` values, of other texts the first line that differs; where a text is not there,
@@ -130,13 +127,13 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
     texts = [(file.text(), PurePath(file.name).suffix.lower()) for file in (a, b)]
     values = [None if text is None else parsed(text, ending) for text, ending in texts]
     if None not in values:
-        for value, x, y in islice(unequal_values(*values), _MOST):
-            yield Difference(FILES, f"{shown}: {value}", x, y, value)
+        for value, x, y in islice(unequal_values(values[0], values[1]), _MOST):
+            yield SettingChange(FILES, f"{shown}: {value}", x, y, value)
     elif texts[0][0] is None or texts[1][0] is None:
-        yield Difference(FILES, shown, a.digest, b.digest)
+        yield SettingChange(FILES, shown, a.digest, b.digest)
     elif first := first_unequal_line(texts[0][0], texts[1][0]):
         line, x, y = first
-        yield Difference(FILES, f"{shown}:{line}", x, y, f"{x} {y}")
+        yield SettingChange(FILES, f"{shown}:{line}", x, y, f"{x} {y}")
 
 
 # --- a text
@@ -145,8 +142,8 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
 def parsed(text: str, ending: str) -> Any:
     """JSON, YAML, TOML or INI as nested data, by the file's `ending`.
 
-    None for another ending, malformed text, more than `_MOST_NODES` values, and what is no list or mapping; for TOML
-    also before Python 3.11.
+    None for another ending, malformed text, YAML that shares more than `_MOST` values or has more than
+    `_MOST_LINES` lines, and what is no list or mapping; for TOML also before Python 3.11.
     """
     import configparser
 
@@ -154,8 +151,8 @@ def parsed(text: str, ending: str) -> Any:
         if ending == ".json":
             content = json.loads(text)
         elif ending in {".yaml", ".yml"}:
-            merged = text.count("*") if "<<" in text else 0  # what is merged is copied, and may grow without end
-            content = yaml.safe_load(text) if merged <= _MOST and text.count("\n") <= _MOST_NODES else None
+            shared = text.count("*")  # what is shared counts each time, and may grow without end
+            content = yaml.safe_load(text) if shared <= _MOST and text.count("\n") <= _MOST_LINES else None
         elif ending == ".toml" and sys.version_info >= (3, 11):
             import tomllib
 
@@ -168,18 +165,7 @@ def parsed(text: str, ending: str) -> Any:
             return None
     except (ValueError, yaml.YAMLError, configparser.Error, RecursionError):
         return None
-    return content if isinstance(content, (dict, list)) and _is_small(content) else None
-
-
-def _is_small(root: Any) -> bool:
-    """Whether nested data have at most `_MOST_NODES` values, what several share counted for each."""
-    waiting, count = [root], 0
-    while waiting and count <= _MOST_NODES:
-        value = waiting.pop()
-        count += 1
-        inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-        waiting.extend(inside)
-    return count <= _MOST_NODES
+    return content if isinstance(content, (dict, list)) else None
 
 
 def first_unequal_line(a: str, b: str) -> tuple[int, str | None, str | None] | None:
@@ -221,70 +207,50 @@ _OF_A_GPU = frozenset({"cudnn", "nccl"})
 """Versions that a process knows once it uses a GPU: that one run alone has them says no more than that it did."""
 
 
-def differences(a: Run, b: Run) -> Iterator[Difference]:
-    """All settings of two runs that differ, noise included; a document that one run alone kept is no difference.
+def differences(a: Run, b: Run, rank: int | None = None, rename: Callable[[str], str] = str) -> Iterator[SettingChange]:
+    """All settings of a rank of two runs (of the lowest, without one) that differ, noise included.
 
-    First the command line, then other documents in the order of a, files that were read if both recorded them, and the
-    options of `capture` that change a training. The script's folder does not count if both kept their sources.
-    Seedings, draws and operators' arguments are compared elsewhere.
+    A document that one run alone kept is no difference. First the command line, then other documents in the order of a,
+    files that were read if both recorded them, and the options of `capture` that change a training. The script's
+    folder does not count if both kept their sources. Seedings, draws and operators' arguments are compared elsewhere.
+    `rename` maps names of parameters of a to those of b.
     """
-    settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n not in _NO_SETTINGS} for run in (a, b))
+    every = (run.settings if rank is None else run.settings_of(rank) for run in (a, b))
+    settings_a, settings_b = ({name: each[name] for name in each if name not in _NO_SETTINGS} for each in every)
     words_a, words_b = argv_of(settings_a, a.manifest), argv_of(settings_b, b.manifest)
     same_name = words_a and words_b and PurePath(words_a[0]).name == PurePath(words_b[0]).name
     if same_name and "sources" in settings_a and "sources" in settings_b:
         words_b[0] = words_a[0]  # what the script holds has a hash; its folder explains nothing
     yield from _document_differences("command", command_options(words_a), command_options(words_b))
-    for source in settings_a:
-        if source != "command" and source in settings_b:  # what one capture was asked not to keep is no change
-            yield from _document_differences(source, settings_a[source], settings_b[source])
+    # what one capture was asked not to keep is no change
+    for source in (name for name in settings_a if name != "command" and name in settings_b):
+        one, two = settings_a[source], settings_b[source]
+        if source == OPTIMIZERS:
+            yield from optimizer_differences(Optimizers(one, two, rename))
+        else:
+            yield from built_differences(one, two) if source == "built" else _document_differences(source, one, two)
     if all(FILES in run.settings for run in (a, b)):
         yield from file_differences(a, b)
     given = (run.manifest.get("options", {}) for run in (a, b))
     yield from _document_differences("options", *({f"--{name}": each.get(name) for name in _OPTIONS} for each in given))
 
 
-def _document_differences(source: str, a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[Difference]:
+def _document_differences(source: str, a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[SettingChange]:
     """Differences within the settings document `source`, by the rules of that document.
 
     A source file of one run alone has the value `imported`. Of `git` only commit (10 characters) and `dirty` count;
     versions of cuDNN and NCCL only if both runs have them.
     """
-    if source in {"built", OPTIMIZERS}:
-        yield from (built_differences if source == "built" else optimizer_differences)(a, b)
-        return
     for name, one, two in unequal_values(a, b):
-        if source == "sources":
-            both = one is not None and two is not None
-            yield Difference(source, name, *((one, two) if both else (one and "imported", two and "imported")))
+        alone, values = None in (one, two), [one, two]
+        if source == "sources" and alone:
+            values = [one and "imported", two and "imported"]
         elif source == "hardware" and name == "gpus":
-            yield Difference(source, "GPU", *(gpu_names(value) if value else "none used" for value in (one, two)))
-        elif source == "git" and name in _GIT:
-            yield Difference(source, name, *(value[:10] if isinstance(value, str) else value for value in (one, two)))
-        elif source != "git" and not (source == "runtime" and name in _OF_A_GPU and None in (one, two)):
-            yield Difference(source, name, one, two)
-
-
-def notes_on_some_ranks(a: Run, b: Run) -> list[str]:
-    """Notes on optimizers and flags that differ on some ranks, but not on the lowest, whose settings stand for the run.
-
-    The first `MOST_RANKS` common ranks are compared. With zero or NaN gradients nothing else would show such a change.
-    """
-    ranks = [rank for rank in a.recorded if rank in b.recorded][:MOST_RANKS]
-    notes: dict[SettingChange, list[int]] = {}
-    for rank in ranks if len(ranks) > 1 else ():
-        one, two = (run.settings_of(rank) for run in (a, b))
-        for source in (OPTIMIZERS, "runtime"):
-            for change in (
-                _document_differences(source, one[source], two[source]) if source in one and source in two else ()
-            ):
-                if not RUN_NOISE.search(change.name):
-                    shown = SettingChange(source, change.name, *on_one_line(change.a, change.b))
-                    notes.setdefault(shown, []).append(rank)
-    return [
-        told("on-some-ranks", ranks=rank_list(these), change=describe(change), source=change.source)
-        for change, these in notes.items()
-        if ranks[0] not in these
-    ]
+            values = [gpu_names(value) if value else "none used" for value in values]
+        elif source == "git":
+            values = [value[:10] if isinstance(value, str) else value for value in values]
+        if (source != "git" or name in _GIT) and not (source == "runtime" and name in _OF_A_GPU and alone):
+            yield SettingChange(source, "GPU" if name == "gpus" else name, *values)
 
 
 # --- a script's command line
@@ -364,7 +330,7 @@ def argv_of(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[st
 # --- things that a run built
 
 
-def built_differences(a: Any, b: Any) -> Iterator[Difference]:
+def built_differences(a: Any, b: Any) -> Iterator[SettingChange]:
     """Differences of objects that both runs built (loaders, schedulers, scalers), named `object (line): attribute`.
 
     Lines do not count, nor how often a scheduler has the same functions: it has one for each of the optimizer's groups.
@@ -388,7 +354,7 @@ def built_differences(a: Any, b: Any) -> Iterator[Difference]:
             alone = [change for change in changes if not change[0].startswith(others)]
             for name, x, y in alone:
                 if name != "lr_lambdas" or _names_in(x) != _names_in(y):
-                    yield Difference(kind, f"{where}: {name}", x, y)
+                    yield SettingChange(kind, f"{where}: {name}", x, y)
 
 
 def _names_in(value: Any) -> set[str]:

@@ -12,7 +12,6 @@ import ast
 import difflib
 import re
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import PurePath
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -200,7 +199,7 @@ def _joined(pieces: Sequence[Change], computes: Sequence[Change]) -> Change:
     head, line = (computing[0][0], computing[0][1].line) if computing else (pieces[0], 0)
     inside = head.b is not None and head.b.first <= line <= head.b.last
     rest = tuple(Piece(piece.file, piece.a, piece.b) for piece in pieces) if len(pieces) > 1 else ()
-    return replace(head, pieces=rest, line=line if inside else 0)
+    return head._replace(pieces=rest, line=line if inside else 0)
 
 
 def overlaps(edit: Change, other: Change) -> bool:

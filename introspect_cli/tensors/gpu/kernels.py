@@ -186,14 +186,9 @@ def write_moments(real, apart, low, high, mean, m2, m3, m4):
 
 
 @triton.jit
-def _load_word(pointer, first, programs, at, lane, word, other):
-    """Word number `word` of the rows of programs `at + lane`; `other` for those from `programs` on.
-
-    `first` is the number of the tensor's first program: its programs' rows begin there, word by word. They are read
-    past the first-level cache, which does not see what others wrote.
-    """
-    places = pointer + first * WORDS + word * programs + at + lane
-    return tl.load(places, mask=at + lane < programs, other=other, cache_modifier=".cg")
+def _load_word(pointer, programs, at, lane, word, other):
+    """Word number `word` of the rows of programs `at + lane`, which lie word by word; `other` from `programs` on."""
+    return tl.load(pointer + word * programs + at + lane, mask=at + lane < programs, other=other)
 
 
 @triton.jit
@@ -203,101 +198,92 @@ def two_sums(a, b):
 
 
 @triton.jit
-def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: tl.constexpr):
-    """Add up the rows of a tensor's programs, all about one mean, and write the tensor's row.
+def merge(jobs):
+    """Add up the rows of each tensor's programs, all about one mean, and write the tensor's row: a tensor a program.
 
-    `scratch` is the address of all programs' rows, `row` that of the row to write; `first` is the number of the
-    tensor's first program, `programs` how many it has. The device is idle while this program works: so words that do
-    not wait for one another are asked for together, and lie in memory as the threads read them.
+    Words that do not wait for one another are asked for together, and lie in memory as the threads read them.
+
+    Args:
+        jobs: address of three words for each tensor: the address of its row, that of its programs' rows, and how many
+            programs it has.
     """
+    job = jobs.to(tl.pointer_type(tl.int64)) + tl.program_id(0) * 3
+    row = tl.load(job)
+    scratch = tl.load(job + 1)
+    programs = tl.load(job + 2).to(tl.int32)
     lane = tl.arange(0, MERGED)
     floats = scratch.to(tl.pointer_type(tl.float64))
     lines = scratch.to(tl.pointer_type(tl.int64))
     out = row.to(tl.pointer_type(tl.int64))
     real = row.to(tl.pointer_type(tl.float64))
-    if STATS:
-        # The words that are added up as integers are the first six.
-        word = tl.arange(0, 8)
-        counts = tl.zeros((8, MERGED // 4), dtype=tl.int64)
-        line = tl.arange(0, MERGED // 4)[None, :]
-        for at in range(0, programs, MERGED // 4):
-            counts += _load_word(lines, first, programs, at, line, word[:, None], 0)
-        totals = tl.sum(counts, axis=1)
-        tl.store(out + word, totals, mask=word <= ZEROS)
-        finite = tl.sum(tl.where(word == FINITE, totals, 0), axis=0)
-        low = tl.full((MERGED,), float("inf"), dtype=tl.float64)
-        high = tl.full((MERGED,), float("-inf"), dtype=tl.float64)
-        small = low
-        sizes = tl.zeros((MERGED,), dtype=tl.float64)
-        for at in range(0, programs, MERGED):
-            low = tl.minimum(low, _load_word(floats, first, programs, at, lane, MIN, float("inf")))
-            high = tl.maximum(high, _load_word(floats, first, programs, at, lane, MAX, float("-inf")))
-            small = tl.minimum(small, _load_word(floats, first, programs, at, lane, ABSMIN, float("inf")))
-            sizes += _load_word(floats, first, programs, at, lane, ABSSUM, 0.0)
-        share = inverse_of(tl.maximum(finite, 1), True)
-        means = tl.zeros((MERGED,), dtype=tl.float64)
-        for at in range(0, programs, MERGED):
-            n = _load_word(lines, first, programs, at, lane, FINITE, 0).to(tl.float64)
-            mean = _load_word(floats, first, programs, at, lane, MEAN, 0.0)
-            means += tl.where(n > 0, n * share * mean, 0.0)
-        mean_all, size = two_sums(means, sizes)
-        s2 = tl.zeros((MERGED,), dtype=tl.float64)
-        s3 = tl.zeros((MERGED,), dtype=tl.float64)
-        s4 = tl.zeros((MERGED,), dtype=tl.float64)
-        for at in range(0, programs, MERGED):
-            n = _load_word(lines, first, programs, at, lane, FINITE, 0).to(tl.float64)
-            d = tl.where(n > 0, _load_word(floats, first, programs, at, lane, MEAN, 0.0) - mean_all, 0.0)
-            m2 = _load_word(floats, first, programs, at, lane, M2, 0.0)
-            m3 = _load_word(floats, first, programs, at, lane, M3, 0.0)
-            m4 = _load_word(floats, first, programs, at, lane, M4, 0.0)
-            _, m2, m3, m4 = about_lower(n, 0.0, m2, m3, m4, d)
-            s2 += m2
-            s3 += m3
-            s4 += m4
-        least = tl.min(low, axis=0)
-        most = tl.max(high, axis=0)
-        tl.store(real + MIN, least)
-        tl.store(real + MAX, most)
-        tl.store(real + ABSMIN, tl.min(small, axis=0))
-        m2, m4 = two_sums(s2, s4)
-        write_moments(real, 1, least, most, mean_all, m2, tl.sum(s3, axis=0), m4)
-        tl.store(real + ABSSUM, size)
-    else:
-        raw = tl.zeros((MERGED,), dtype=tl.int64)
-        for at in range(0, programs, MERGED):
-            raw += _load_word(lines, first, programs, at, lane, 0, 0)
-        tl.store(out, tl.sum(raw, axis=0))
-        write_no_statistics(row)
-    write_no_order(row)
+    # The words that are added up as integers are the first six.
+    word = tl.arange(0, 8)
+    counts = tl.zeros((8, MERGED // 4), dtype=tl.int64)
+    line = tl.arange(0, MERGED // 4)[None, :]
+    for at in range(0, programs, MERGED // 4):
+        counts += _load_word(lines, programs, at, line, word[:, None], 0)
+    totals = tl.sum(counts, axis=1)
+    tl.store(out + word, totals, mask=word <= ZEROS)
+    finite = tl.sum(tl.where(word == FINITE, totals, 0), axis=0)
+    low = tl.full((MERGED,), float("inf"), dtype=tl.float64)
+    high = tl.full((MERGED,), float("-inf"), dtype=tl.float64)
+    small = low
+    sizes = tl.zeros((MERGED,), dtype=tl.float64)
+    for at in range(0, programs, MERGED):
+        low = tl.minimum(low, _load_word(floats, programs, at, lane, MIN, float("inf")))
+        high = tl.maximum(high, _load_word(floats, programs, at, lane, MAX, float("-inf")))
+        small = tl.minimum(small, _load_word(floats, programs, at, lane, ABSMIN, float("inf")))
+        sizes += _load_word(floats, programs, at, lane, ABSSUM, 0.0)
+    share = inverse_of(tl.maximum(finite, 1), True)
+    means = tl.zeros((MERGED,), dtype=tl.float64)
+    for at in range(0, programs, MERGED):
+        n = _load_word(lines, programs, at, lane, FINITE, 0).to(tl.float64)
+        mean = _load_word(floats, programs, at, lane, MEAN, 0.0)
+        means += tl.where(n > 0, n * share * mean, 0.0)
+    mean_all, size = two_sums(means, sizes)
+    s2 = tl.zeros((MERGED,), dtype=tl.float64)
+    s3 = tl.zeros((MERGED,), dtype=tl.float64)
+    s4 = tl.zeros((MERGED,), dtype=tl.float64)
+    for at in range(0, programs, MERGED):
+        n = _load_word(lines, programs, at, lane, FINITE, 0).to(tl.float64)
+        d = tl.where(n > 0, _load_word(floats, programs, at, lane, MEAN, 0.0) - mean_all, 0.0)
+        m2 = _load_word(floats, programs, at, lane, M2, 0.0)
+        m3 = _load_word(floats, programs, at, lane, M3, 0.0)
+        m4 = _load_word(floats, programs, at, lane, M4, 0.0)
+        _, m2, m3, m4 = about_lower(n, 0.0, m2, m3, m4, d)
+        s2 += m2
+        s3 += m3
+        s4 += m4
+    least = tl.min(low, axis=0)
+    most = tl.max(high, axis=0)
+    tl.store(real + MIN, least)
+    tl.store(real + MAX, most)
+    tl.store(real + ABSMIN, tl.min(small, axis=0))
+    m2, m4 = two_sums(s2, s4)
+    write_moments(real, 1, least, most, mean_all, m2, tl.sum(s3, axis=0), m4)
+    tl.store(real + ABSSUM, size)
+    tl.store(real + MEDIAN, float("nan"))  # no kernel computes these
+    tl.store(real + MODE, float("nan"))
     bucket = tl.arange(0, 16)
     total = tl.zeros((16, MERGED // 4), dtype=tl.float64)
-    if SKETCH:
-        line = tl.arange(0, MERGED // 4)[None, :]
-        for at in range(0, programs, MERGED // 4):
-            total += _load_word(floats, first, programs, at, line, SKETCH_WORD + bucket[:, None], 0.0)
+    line = tl.arange(0, MERGED // 4)[None, :]
+    for at in range(0, programs, MERGED // 4):
+        total += _load_word(floats, programs, at, line, SKETCH_WORD + bucket[:, None], 0.0)
     tl.store(real + SKETCH_WORD + bucket, tl.sum(total, axis=1))
 
 
 @triton.jit
-def write_no_order(row):
-    """Write NaN for median and mode, which no kernel computes, to the row at address `row`."""
-    real = row.to(tl.pointer_type(tl.float64))
-    tl.store(real + MEDIAN, float("nan"))
-    tl.store(real + MODE, float("nan"))
-
-
-@triton.jit
-def write_no_statistics(row):
-    """Write counts, extrema and moments of an empty tensor to the row at address `row`."""
+def write_no_statistics(row, apart):
+    """Write counts, extrema and moments of an empty tensor to the row at address `row`, words `apart` words apart."""
     out = row.to(tl.pointer_type(tl.int64))
     real = row.to(tl.pointer_type(tl.float64))
     for word in tl.static_range(FINITE, ZEROS + 1):
-        tl.store(out + word, tl.zeros((), dtype=tl.int64))
-    tl.store(real + MIN, float("inf"))
-    tl.store(real + MAX, float("-inf"))
-    tl.store(real + ABSMIN, float("inf"))
+        tl.store(out + word * apart, tl.zeros((), dtype=tl.int64))
+    tl.store(real + MIN * apart, float("inf"))
+    tl.store(real + MAX * apart, float("-inf"))
+    tl.store(real + ABSMIN * apart, float("inf"))
     for word in tl.static_range(MEAN, ABSSUM + 1):
-        tl.store(real + word, 0.0)
+        tl.store(real + word * apart, 0.0)
 
 
 # ---
@@ -309,20 +295,22 @@ def write_no_statistics(row):
 # of the element's index in the whole tensor: a column then has one factor and one shift of the checksum, and one
 # place in the sketch's blocks, and these stay in registers. Sums of a tile are in float32 about the tile's own mean,
 # scaled by a power of two (types that float32 does not hold: in float64); a program adds tiles up in float64 about
-# the mean of its first one, which loses no more than a factor of the number of tiles; and the last program of a
-# tensor to arrive adds up the programs' rows, always in the same order. No float is added atomically, so the same
-# tensor always has the same row.
+# the mean of its first one, which loses no more than a factor of the number of tiles; and `merge` adds up the programs'
+# rows, always in the same order. No float is added atomically, so the same tensor always has the same row. A lean pass
+# sums up about the mean of the program's first tile, so that no thread waits for another from tile to tile.
 
 SPAN = tl.constexpr(checksum.SPAN)
 """Elements in a row of a tile."""
 BLOCK = tl.constexpr(sketch.BLOCK)
 BUCKETS = tl.constexpr(16)
-ITEM_WORDS = tl.constexpr(8)
-"""Words in an item of a table: address, elements, index of the first in the whole tensor, address of the row; its first
-program and how many; its row's first program and how many."""
+ITEM_WORDS = tl.constexpr(7)
+"""Words in an item of a table: address, elements, index of the first in the whole tensor; its first program and how
+many; its row's first program and how many."""
 _TINY = tl.constexpr(2.0**-16)
 _LARGE = tl.constexpr(2.0**16)
 """Bring the sum of a tile into range, and back."""
+_FAINT = tl.constexpr(1e-28)
+"""Sums of squares below which float32 may have lost some."""
 _G = tl.constexpr(checksum.G)
 _LOW = tl.constexpr(0xFFFFFFFF)
 _HASH_1 = tl.constexpr(sketch.HASH_1)
@@ -448,10 +436,7 @@ def summarise(
     address,
     count,
     first,
-    row,
-    known,
     scratch,
-    counters,
     factors,
     shifts,
     keys,
@@ -462,25 +447,20 @@ def summarise(
     HASHED: tl.constexpr,
     STATS: tl.constexpr,
     SKETCH: tl.constexpr,
+    LEAN: tl.constexpr,
     MANY: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """Summarise one tensor, or (MANY) the tensors of a table, each into its row.
-
-    Several programs may share a tensor: the last of them to arrive adds up their rows and writes the tensor's.
+    """Summarise one tensor, or (MANY) those of a table; each of the programs that share one leaves a row for `merge`.
 
     Args:
         null: a pointer to address 0.
         items: address of the table's items, ITEM_WORDS words each; 0 without a table, as `owners`.
         owners: address of the number of the item that each program works on, int32.
-        address: of the first element; this and the next three are the table's with a table.
+        address: of the first element; this and the next two are the table's with a table.
         count: number of elements.
         first: index of the first element in the whole tensor.
-        row: address of the row to write.
-        known: address of the row of an earlier summary of the same elements, for which `row` has the checksum of what
-            is there now: if the two checksums agree, the earlier row is copied. `row` itself where there is none.
         scratch: address of a row for each program, a tensor's word by word.
-        counters: address of a count of programs that have arrived, int32, for each tensor; 0 before and after.
         factors: address of the checksum's factors.
         shifts: address of the checksum's shifts.
         keys: address of the keys of the checksum's blocks, for as many as are read; 0 where they are to be computed.
@@ -491,6 +471,7 @@ def summarise(
         HASHED: whether to compute the checksum.
         STATS: whether to compute statistics.
         SKETCH: whether to compute the sketch.
+        LEAN: whether to leave out what costs most, without SKETCH: sketch, cubes and fourth powers are NaN.
         MANY: whether there is a table.
         ALIGNED: whether address, first and count are multiples of 16.
     """
@@ -508,20 +489,17 @@ def summarise(
     me = tl.program_id(0)
     group = me * 0
     programs = tl.num_programs(0)
-    alike = programs
-    counter = counters.to(tl.pointer_type(tl.int32))
+    apart = programs
     if MANY:
         item = tl.load(owners.to(tl.pointer_type(tl.int32)) + me)
         entry = items.to(tl.pointer_type(tl.int64)) + item.to(tl.int64) * ITEM_WORDS
         address = tl.load(entry)
         count = tl.load(entry + 1)
         first = tl.load(entry + 2)
-        row = tl.load(entry + 3)
-        begun = tl.load(entry + 4).to(tl.int32)
-        programs = tl.load(entry + 5).to(tl.int32)
-        group = tl.load(entry + 6).to(tl.int32)
-        alike = tl.load(entry + 7).to(tl.int32)
-        counter += group
+        begun = tl.load(entry + 3).to(tl.int32)
+        programs = tl.load(entry + 4).to(tl.int32)
+        group = tl.load(entry + 5).to(tl.int32)
+        apart = tl.load(entry + 6).to(tl.int32)
         number = me - begun
     else:
         number = me
@@ -529,13 +507,6 @@ def summarise(
         count = tl.multiple_of(count, 16)
         first = tl.multiple_of(first, 16)
     table = lookup.to(tl.pointer_type(tl.float32))
-
-    if (STATS or SKETCH) and not MANY:
-        old = known.to(tl.pointer_type(tl.int64))
-        new = row.to(tl.pointer_type(tl.int64))
-        if (known != row) & (tl.load(old) == tl.load(new)):
-            tl.store(new + tl.arange(0, WORDS), tl.load(old + tl.arange(0, WORDS)))
-            return
 
     # Tiles begin at multiples of 512 of the index in the whole tensor, some elements before the first.
     skip = first % SPAN
@@ -550,7 +521,7 @@ def summarise(
     factor = tl.load(pointer_to(null, factors, 4, True) + column).to(tl.uint64)
     shift = tl.load(pointer_to(null, shifts, 8, True) + column)
     raw = tl.zeros((SPAN,), dtype=tl.int64)
-    sums = tl.zeros((SPAN // BLOCK, BUCKETS), dtype=tl.float64)
+    sums = tl.full((SPAN // BLOCK, BUCKETS), float("nan") if LEAN else 0.0, dtype=tl.float64)
     finite = tl.zeros((), dtype=tl.int32)
     nans = finite
     posinfs = finite
@@ -563,11 +534,15 @@ def summarise(
     pivot = sizes
     s1 = tl.zeros((SPAN // 4,), dtype=tl.float64)
     s2 = s1
-    s3 = s1
-    s4 = s1
+    s3 = s1 + float("nan") if LEAN else s1
+    s4 = s3
     k = tl.arange(0, ROWS)[:, None] * SPAN + column[None, :]
-    for tile in range(begin, stop):
-        start = (begin * 0 + tile).to(tl.int64) * TILE
+    s0 = s1
+    nothing = raw, finite, nans, posinfs, neginfs, zeros, lows, smalls, highs, sizes, s0, s1, s2
+    careful = finite
+    tile = begin
+    while tile < stop:
+        start = tile.to(tl.int64) * TILE
         local = start - skip
         head = tl.maximum(skip - start, 0).to(tl.int32)
         tail = tl.minimum(end - start, TILE).to(tl.int32)
@@ -603,62 +578,77 @@ def summarise(
                 bits = integers(pointer, local, k, ok, False)
             x = number_of(bits, table, KIND)
             n = tail - head
-            # What to count from and the scale only have to be about right, so that float32 is enough for both.
-            total, about = two_sums(tl.sum(tl.abs(x), axis=0), tl.sum(x, axis=0))
-            share = inverse_of(n, WIDE)
-            typical = total * share
-            about = about * share
-            tile_sizes = total.to(tl.float64)
-            usual = usual & (total < float("inf"))
-            if usual:
-                # The usual tile: nothing is left out, and nothing asks for each element whether to.
+            quick = full & (careful == 0) if LEAN else False
+            if quick:
+                # No thread waits for another: all is about the mean of the first tile, and what is not finite shows.
+                if finite == 0:
+                    pivot = (_tile_sum(x) * (1.0 / TILE)).to(tl.float64)
+                d = x - pivot.to(REAL)
+                s0 += _column_sums(tl.abs(x), ROWS, SIZE).to(tl.float64)
+                s1 += _column_sums(d, ROWS, SIZE).to(tl.float64)
+                s2 += _column_sums(d * d, ROWS, SIZE).to(tl.float64)
                 lows = tl.minimum(lows, tl.min(x, axis=0))
                 highs = tl.maximum(highs, tl.max(x, axis=0))
                 smalls = tl.minimum(smalls, tl.min(tl.abs(x), axis=0))
                 zeros += tl.sum((x == 0).to(tl.int32), axis=0)
-                scale, back = _scales(typical, WIDE)
-                d = x * scale - about * scale
-                m = tl.full((SPAN // 4,), 4 * ROWS, dtype=tl.float64)
             else:
-                if not (total < float("inf")):
-                    # Something is not finite: an element, or the sum of finite ones.
-                    nans += _tile_sum((ok & (x != x)).to(tl.int32))
-                    posinfs += _tile_sum((ok & (x == float("inf"))).to(tl.int32))
-                    neginfs += _tile_sum((ok & (x == float("-inf"))).to(tl.int32))
-                    x = tl.where(tl.abs(x) < float("inf"), x, float("nan"))
-                    n = _tile_sum((ok & (x == x)).to(tl.int32))
-                    share = inverse_of(tl.maximum(n, 1), WIDE)
-                    total = _tile_sum(tl.where(x == x, tl.abs(x), 0.0))
-                    typical = total * share
-                    about = _tile_sum(tl.where(x == x, x, 0.0)) * share
-                    tile_sizes = total.to(tl.float64)
+                # What to count from and the scale only have to be about right, so that float32 is enough for both.
+                total, about = two_sums(tl.sum(tl.abs(x), axis=0), tl.sum(x, axis=0))
+                share = inverse_of(n, WIDE)
+                typical = total * share
+                about = about * share
+                tile_sizes = total.to(tl.float64)
+                usual = usual & (total < float("inf"))
+                if usual:
+                    # The usual tile: nothing is left out, and nothing asks for each element whether to.
+                    lows = tl.minimum(lows, tl.min(x, axis=0))
+                    highs = tl.maximum(highs, tl.max(x, axis=0))
+                    smalls = tl.minimum(smalls, tl.min(tl.abs(x), axis=0))
+                    zeros += tl.sum((x == 0).to(tl.int32), axis=0)
+                    scale, back = _scales(typical, WIDE)
+                    d = x * scale - about * scale
+                    m = tl.full((SPAN // 4,), 4 * ROWS, dtype=tl.float64)
+                else:
                     if not (total < float("inf")):
-                        total = _tile_sum(tl.where(x == x, tl.abs(x) * _TINY, 0.0))
-                        typical = total * share * _LARGE
-                        about = _tile_sum(tl.where(x == x, x * _TINY, 0.0)) * share * _LARGE
-                        tile_sizes = total.to(tl.float64) * _LARGE
-                good = ok & (x == x)
-                lows = tl.minimum(lows, tl.min(tl.where(good, x, float("inf")), axis=0))
-                highs = tl.maximum(highs, tl.max(tl.where(good, x, float("-inf")), axis=0))
-                smalls = tl.minimum(smalls, tl.min(tl.where(good, tl.abs(x), float("inf")), axis=0))
-                zeros += tl.sum((ok & (x == 0)).to(tl.int32), axis=0)
-                scale, back = _scales(typical, WIDE)
-                d = tl.where(good, x * scale - about * scale, 0.0)
-                m = _column_sums(good.to(tl.int32), ROWS, SIZE).to(tl.float64)
-            sizes += tile_sizes
-            # No element is larger than the sum of sizes, so no power of what is scaled by their mean overflows.
-            square = d * d
-            p1 = _column_sums(d, ROWS, SIZE).to(tl.float64) * back
-            p2 = _column_sums(square, ROWS, SIZE).to(tl.float64) * back * back
-            p3 = _column_sums(square * d, ROWS, SIZE).to(tl.float64) * back * back * back
-            p4 = _column_sums(square * square, ROWS, SIZE).to(tl.float64) * back * back * back * back
-            pivot = tl.where(finite == 0, about.to(tl.float64), pivot)
-            u = tl.where(n > 0, about.to(tl.float64) - pivot, 0.0)
-            p1, p2, p3, p4 = about_lower(m, p1, p2, p3, p4, u)
-            s4 += p4
-            s3 += p3
-            s2 += p2
-            s1 += p1
+                        # Something is not finite: an element, or the sum of finite ones.
+                        nans += _tile_sum((ok & (x != x)).to(tl.int32))
+                        posinfs += _tile_sum((ok & (x == float("inf"))).to(tl.int32))
+                        neginfs += _tile_sum((ok & (x == float("-inf"))).to(tl.int32))
+                        x = tl.where(tl.abs(x) < float("inf"), x, float("nan"))
+                        n = _tile_sum((ok & (x == x)).to(tl.int32))
+                        share = inverse_of(tl.maximum(n, 1), WIDE)
+                        total = _tile_sum(tl.where(x == x, tl.abs(x), 0.0))
+                        typical = total * share
+                        about = _tile_sum(tl.where(x == x, x, 0.0)) * share
+                        tile_sizes = total.to(tl.float64)
+                        if not (total < float("inf")):
+                            total = _tile_sum(tl.where(x == x, tl.abs(x) * _TINY, 0.0))
+                            typical = total * share * _LARGE
+                            about = _tile_sum(tl.where(x == x, x * _TINY, 0.0)) * share * _LARGE
+                            tile_sizes = total.to(tl.float64) * _LARGE
+                    good = ok & (x == x)
+                    lows = tl.minimum(lows, tl.min(tl.where(good, x, float("inf")), axis=0))
+                    highs = tl.maximum(highs, tl.max(tl.where(good, x, float("-inf")), axis=0))
+                    smalls = tl.minimum(smalls, tl.min(tl.where(good, tl.abs(x), float("inf")), axis=0))
+                    zeros += tl.sum((ok & (x == 0)).to(tl.int32), axis=0)
+                    scale, back = _scales(typical, WIDE)
+                    d = tl.where(good, x * scale - about * scale, 0.0)
+                    m = _column_sums(good.to(tl.int32), ROWS, SIZE).to(tl.float64)
+                sizes += tile_sizes
+                # No element is larger than the sum of sizes, so no power of what is scaled by their mean overflows.
+                square = d * d
+                p1 = _column_sums(d, ROWS, SIZE).to(tl.float64) * back
+                p2 = _column_sums(square, ROWS, SIZE).to(tl.float64) * back * back
+                p3 = _column_sums(square * d, ROWS, SIZE).to(tl.float64) * back * back * back
+                p4 = _column_sums(square * square, ROWS, SIZE).to(tl.float64) * back * back * back * back
+                pivot = tl.where(finite == 0, about.to(tl.float64), pivot)
+                u = tl.where(n > 0, about.to(tl.float64) - pivot, 0.0)
+                p1, p2, p3, p4 = about_lower(m, p1, p2, p3, p4, u)
+                if not LEAN:
+                    s4 += p4
+                    s3 += p3
+                s2 += p2
+                s1 += p1
             finite += n
         if SKETCH:
             cell = block * (SPAN // BLOCK)
@@ -666,17 +656,24 @@ def summarise(
                 sums = _sketch_tile(sums, pointer, local, cell, 0, TILE, table, KIND, ROWS, True, STATS)
             else:
                 sums = _sketch_tile(sums, pointer, local, cell, head, tail, table, KIND, ROWS, False, False)
+        tile += 1
+        if STATS and LEAN:  # noqa: SIM102  # known when it is compiled, unlike the rest
+            if (tile == stop) & (careful == 0):
+                right = (s0 + s2 < float("inf")) & ((s2 > _FAINT) | (s1 == 0))
+                if tl.min(right.to(tl.int32), axis=0) == 0:
+                    # Something is not finite, or its square is not: all of it once more, tile by tile.
+                    careful += 1
+                    tile = begin
+                    raw, finite, nans, posinfs, neginfs, zeros, lows, smalls, highs, sizes, s0, s1, s2 = nothing
 
-    # A tensor of one program has its row at once; others leave theirs for the last to arrive, word beside word.
-    mine = row
-    apart = 1
-    if alike > 1:
-        mine = scratch + (group.to(tl.int64) * WORDS + (me - group)) * 8
-        apart = alike
+    # The rows of a tensor's programs lie word beside word.
+    mine = scratch + (group.to(tl.int64) * WORDS + (me - group)) * 8
     out = mine.to(tl.pointer_type(tl.int64))
     real = mine.to(tl.pointer_type(tl.float64))
     tl.store(out, tl.sum(raw, axis=0))
     if STATS:
+        if LEAN:
+            sizes += tl.sum(s0, axis=0)
         s1, s2 = two_sums(s1, s2)
         s3, s4 = two_sums(s3, s4)
         n_all = finite.to(tl.float64)
@@ -694,15 +691,6 @@ def summarise(
         tl.store(real + ABSMIN * apart, tl.min(smalls, axis=0).to(tl.float64))
         write_moments(real, apart, low, high, pivot + u, m2, m3, m4)
         tl.store(real + ABSSUM * apart, sizes)
-    tl.store(real + (SKETCH_WORD + tl.arange(0, BUCKETS)) * apart, tl.sum(sums, axis=0))
-    if alike > 1:
-        tl.debug_barrier()
-        arrived = tl.atomic_add(counter, 1, sem="acq_rel")
-        if arrived == alike - 1:
-            tl.debug_barrier()
-            merge_programs(scratch, row, group.to(tl.int64), alike, STATS, SKETCH)
-            tl.atomic_xchg(counter, 0)
     else:
-        if not STATS:
-            write_no_statistics(row)
-        write_no_order(row)
+        write_no_statistics(mine, apart)
+    tl.store(real + (SKETCH_WORD + tl.arange(0, BUCKETS)) * apart, tl.sum(sums, axis=0))

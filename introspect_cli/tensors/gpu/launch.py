@@ -49,8 +49,13 @@ class Variant(NamedTuple):
     hashed: bool
     stats: bool
     sketch: bool
+    lean: bool
     many: bool
     aligned: bool
+
+
+class Merging(NamedTuple):
+    """The kernel that adds up the rows of programs; it has no parameters."""
 
 
 class Transposing(NamedTuple):
@@ -59,6 +64,9 @@ class Transposing(NamedTuple):
     size: int
     aligned: bool
     edge: int = EDGE
+
+
+Kernel = Variant | Transposing | Merging
 
 
 @dataclass(frozen=True)
@@ -100,17 +108,17 @@ class Element:
         tiles = max(1, -(-(first % checksum.SPAN + count) // (self.rows * checksum.SPAN)))
         return tiles if tiles <= 64 else max(64, min(MAX_PROGRAMS, tiles // 4))
 
-    def variant(self, *, aligned: bool, stats: bool = True, sketch: bool = True, many: bool = False) -> Variant:
+    def variant(self, *, aligned: bool, stats: bool = True, sketch: bool = True, lean: bool = False) -> Variant:
         """The kernel for elements of this type.
 
         Args:
             aligned: whether address, count and index of the first element are multiples of 16.
             stats: whether to compute statistics, where the elements are numbers.
             sketch: whether to compute the sketch, where the elements are numbers.
-            many: whether it is for a table of tensors.
+            lean: whether to leave out the sketch, cubes and fourth powers, which cost most.
         """
-        stats, sketch = stats and self.values, sketch and self.values
-        return Variant(self.kind, self.size, self.rows, True, stats, sketch, many, aligned)
+        stats, sketch = stats and self.values, sketch and self.values and not lean
+        return Variant(self.kind, self.size, self.rows, True, stats, sketch, lean, False, aligned)
 
 
 _FLOAT8: Final = ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
@@ -159,17 +167,14 @@ OLDEST: Final = (3, 3)
 
 WARPS: Final = 4
 """Warps of a program: 128 threads read a row of 512 float32 in vectors of four."""
-_POINTERS: Final = (
-    *("null", "items", "owners", "row", "known", "scratch", "counters"),
-    *("factors", "shifts", "keys", "lookup"),
-)
+_POINTERS: Final = ("null", "items", "scratch", "factors", "shifts", "keys", "lookup", "jobs")
 """Arguments that are addresses of introspect's buffers, which begin at multiples of 16."""
 _CHOSEN: Final = {"count": ALIGNMENT, "first": ALIGNMENT, "rows": EVEN, "columns": EVEN}
 """What arguments are multiples of where the variant is aligned; the address is one in the kernel, which reads less at
 once than it could."""
 
 
-Launcher = Callable[[Variant | Transposing, int, int, tuple[int, ...]], None]
+Launcher = Callable[[Kernel, int, int, tuple[int, ...]], None]
 """Puts a kernel on a stream: which, how many programs, the device's handle of the stream, and the arguments up to its
 compile-time parameters."""
 
@@ -184,22 +189,24 @@ def unavailable() -> str:
     return "" if version >= OLDEST else f"Triton {triton.__version__} is too old"
 
 
-def function_of(variant: Variant | Transposing) -> Any:
+def function_of(variant: Kernel) -> Any:
     """The Triton function that a variant is compiled from."""
     from introspect_cli.tensors.gpu import kernels
 
-    return kernels.transpose if isinstance(variant, Transposing) else kernels.summarise
+    return {Variant: kernels.summarise, Transposing: kernels.transpose, Merging: kernels.merge}[type(variant)]
 
 
-def source(variant: Variant | Transposing) -> Any:
+def source(variant: Kernel) -> Any:
     """What Triton's compiler takes for a variant: function, signature, constants, and divisors of the arguments."""
     from triton.compiler import ASTSource
 
     function = function_of(variant)
     names = function.arg_names
     count = len(names) - len(variant)
-    signature = {"null": "*u8"} | dict.fromkeys(names[1:count], "i64") | dict.fromkeys(names[count:], "constexpr")
-    multiples = dict.fromkeys(_POINTERS, ALIGNMENT) | (_CHOSEN if variant.aligned else {})
+    signature = dict.fromkeys(names[:count], "i64") | dict.fromkeys(names[count:], "constexpr")
+    if "null" in signature:
+        signature["null"] = "*u8"
+    multiples = dict.fromkeys(_POINTERS, ALIGNMENT) | (_CHOSEN if getattr(variant, "aligned", False) else {})
     attributes = {
         (place,): [["tt.divisibility", multiples[name]]]
         for place, name in enumerate(names[:count])
@@ -209,14 +216,14 @@ def source(variant: Variant | Transposing) -> Any:
     return ASTSource(function, signature=signature, constexprs=constants, attrs=attributes)
 
 
-def options(variant: Variant | Transposing) -> dict[str, Any]:
+def options(variant: Kernel) -> dict[str, Any]:
     """Compiler options of a variant, the same for every device.
 
     The fewer registers a thread takes, the more programs wait for memory at once; with 128, which spill a few of what
     only tiles with NaN need, an H100 is twice as quick as with 255, and slower again with fewer. Sums in float64 do not
     fit into so few. AMD's compiler has no such option and passes over it.
     """
-    large = isinstance(variant, Transposing) or variant.kind >= F64
+    large = not isinstance(variant, Variant) or variant.kind >= F64
     return {"num_warps": WARPS, "enable_fp_fusion": True, "maxnreg": 255 if large else 128}
 
 
@@ -227,10 +234,10 @@ class TritonLauncher:
         """Set the device; kernels are compiled when they are first launched."""
         self._index = device.index or 0
         self._current: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)  # noqa: SLF001  # ten times as quick as the public one
-        self._compiled: dict[Variant | Transposing, tuple[Any, Any, Any]] = {}
+        self._compiled: dict[Kernel, tuple[Any, Any, Any]] = {}
         self._kernels: list[Any] = []
 
-    def __call__(self, variant: Variant | Transposing, programs: int, stream: int, arguments: tuple[int, ...]) -> None:
+    def __call__(self, variant: Kernel, programs: int, stream: int, arguments: tuple[int, ...]) -> None:
         """Launch a kernel (see `Launcher`) on this launcher's device, be it the current one or not; does not wait.
 
         The first call of a variant compiles it, or finds it in Triton's cache.
@@ -245,7 +252,7 @@ class TritonLauncher:
         run, function, metadata = known
         run(programs, 1, 1, stream, function, metadata, None, None, None, *arguments, *variant)
 
-    def _compile(self, variant: Variant | Transposing) -> tuple[Any, Any, Any]:
+    def _compile(self, variant: Kernel) -> tuple[Any, Any, Any]:
         """Compile and load a variant, and keep it; returns its run function, handle and metadata."""
         from triton.compiler import compile as compiled
         from triton.runtime import driver
