@@ -1,4 +1,4 @@
-"""JSON Schemas of what verbs print with `--format json`, made from the dataclasses of their results.
+"""JSON Schemas of what verbs print with `--format json`, made from the types of their results.
 
 Which keys the document has is found by making it, of results in which everything is there and of results in which as
 little as possible is. What a key means and which type it has is what its dataclass says of the field of that name. So a
@@ -241,7 +241,7 @@ def _object(cls: type, place: tuple[Any, ...], definitions: Definitions) -> Defi
         least = document
     types_of, said = hints(cls), attributes(cls)
     for name, hint in list(types_of.items()):
-        inside = next((one for one in (hint, *typing.get_args(hint)) if is_dataclass(one)), None)
+        inside = next((one for one in (hint, *typing.get_args(hint)) if _is_record(one)), None)
         if inside is not None and name not in document:  # its fields may stand among those of the outer one
             optional = type(None) in typing.get_args(hint)
             inner = {one: typing.Optional[of] if optional else of for one, of in hints(inside).items()}  # noqa: UP045 - of a type that is given
@@ -279,7 +279,7 @@ def _type(hint: Any, value: Any, place: tuple[Any, ...], definitions: Definition
             return {"type": "array", "items": each[0] if len(each) == 1 else {"anyOf": each}}
         each = [_type(one, value[at], (*place, at), definitions) for at, one in enumerate(arguments)]
         return {"type": "array", "prefixItems": each, "minItems": len(each), "maxItems": len(each)}
-    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
+    if _is_record(hint) and isinstance(value, dict):
         if hint.__name__ not in definitions:
             definitions[hint.__name__] = {}  # it may hold others of its kind
             definitions[hint.__name__] = _object(hint, place, definitions)
@@ -316,9 +316,13 @@ def _document(name: str, bare: type | None = None) -> Any:
 def _sample(cls: type, bare: type | None) -> Any:
     """A value of a dataclass with everything in it; of the class `bare`, with as little as its types allow."""
     types_of = hints(cls)
-    return cls(
-        **{field.name: _value(types_of[field.name], bare, least=cls is bare) for field in fields(cls) if field.init}
-    )
+    names = [field.name for field in fields(cls) if field.init] if is_dataclass(cls) else cls._fields
+    return cls(**{name: _value(types_of[name], bare, least=cls is bare) for name in names})
+
+
+def _is_record(hint: Any) -> bool:
+    """Whether a type is a dataclass or a named tuple."""
+    return isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields"))
 
 
 def _value(hint: Any, bare: type | None, *, least: bool) -> Any:
@@ -337,7 +341,7 @@ def _value(hint: Any, bare: type | None, *, least: bool) -> Any:
         return origin([] if least else [_value(one, bare, least=False) for one in kinds])
     if origin in (dict, Mapping):
         return {} if least else {ANY_KEY: 0.5}
-    if isinstance(hint, type) and is_dataclass(hint):
+    if _is_record(hint):
         return _sample(hint, bare)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return next(iter(hint))
