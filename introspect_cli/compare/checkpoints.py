@@ -17,17 +17,17 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from itertools import permutations
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from itertools import permutations, product
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from introspect_cli.compare.elements import rounded
 from introspect_cli.compare.ledger import At, Ledger, Moment, Tensor, ledgers
-from introspect_cli.compare.match import distinctive_rows
 from introspect_cli.compare.measure import (
     ROUNDING,
+    WHOLE,
     Layouts,
     Moments,
     Records,
@@ -36,10 +36,11 @@ from introspect_cli.compare.measure import (
     relative,
     same_numbers,
 )
+from introspect_cli.compare.names import owner_of
 from introspect_cli.compare.result import DiffResult, Divergence, Origin, Size, StructureChange, Verdict
 from introspect_cli.compare.resumed import steps_counted
 from introspect_cli.compare.say import far, key_of, listed, some
-from introspect_cli.compare.table import KINDS, columns, kind_code
+from introspect_cli.compare.table import KINDS, OTHER, columns, kind_code
 from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, Status, Summary
@@ -47,9 +48,8 @@ from introspect_cli.store.tasks import as_one
 from introspect_cli.texts import begin_alike, count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from introspect_cli.compare.names import Rename
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.store.reader import Reader
@@ -200,25 +200,19 @@ def _names(run: Run) -> dict[str, None]:
 
 
 def prefix_change(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
-    """(regular expression, replacement) of the prefix by which most names differ from their partner in `others`.
+    """(regular expression, replacement) of the prefix by which most names differ from names in `others`.
 
-    A name's partner is the one name of `others` with the most equal components at its end, at least two (one, where
-    that is the other's whole name). It has none where several have as many. ("", "") where no name has one.
+    These are names with equal components at their ends, at least two (one, where that is the other's whole name). ("",
+    "") where there are none.
     """
-    ends: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for name in others:
-        ends[tuple(name.split(".")[-2:])].append(name)
+    ends: dict[tuple[str, ...], list[list[str]]] = defaultdict(list)
+    for theirs in (name.split(".") for name in others):
+        ends[tuple(theirs[-2:])].append(theirs)
     votes: Counter[tuple[str, str]] = Counter()
-    for name in names:
-        parts = name.split(".")
-        both = [
-            (begin_alike(parts[::-1], other.split(".")[::-1]), other)
-            for other in ends.get(tuple(parts[-2:]), ends.get((parts[-1],), []))
-        ]
-        most = max((length for length, _ in both), default=0)
-        best = [other for length, other in both if length == most]
-        if len(best) == 1:
-            votes[".".join(parts[:-most]), ".".join(best[0].split(".")[:-most])] += 1
+    for parts in (name.split(".") for name in names):
+        for theirs in ends.get(tuple(parts[-2:]), ends.get((parts[-1],), [])):
+            alike = begin_alike(parts[::-1], theirs[::-1])
+            votes[".".join(parts[:-alike]), ".".join(theirs[:-alike])] += 1
     if not votes:
         return "", ""
     old, new = votes.most_common(1)[0][0]
@@ -292,14 +286,168 @@ def _records_at(reader: Reader, state: Ledger, checkpoint: Run, run: Run) -> dic
 
 
 _MAX_NAMED = 3
-_MAX_PERMUTED = 4
-"""Parts of one tensor that are put together in every order."""
-
 _GROUPS = (
     (MODEL, "tensor of the model", "tensors of the model"),
     ((Kind.OPTIMIZER_STATE,), "value of the optimizer state", "values of the optimizer state"),
     ((Kind.RNG,), "random state", "random states"),
 )
+
+
+@dataclass
+class Differences:
+    """How two checkpoints differ.
+
+    Attributes:
+        counts: tensors that both have, by kind.
+        tensors: those that differ, in the order in which they are listed (`_listing_order`).
+        forms: what one has in another form than the other.
+        kinds: kinds that a alone holds, and that b alone holds.
+        unread: tensors that could not be read.
+        within: values that differ within the tolerance or noise given.
+        run: `a` or `b`, where that is the moment of a run and no checkpoint; "" where both are checkpoints.
+        moment: which moment, in words.
+        unrecorded: tensors of the checkpoint that the run has not recorded, and buffers that the checkpoint lacks.
+    """
+
+    counts: Counter[Kind]
+    tensors: list[Divergence]
+    forms: list[Form]
+    kinds: tuple[list[Kind], list[Kind]]
+    unread: int
+    within: int
+    run: str
+    moment: str
+    unrecorded: list[Divergence]
+
+    @property
+    def verdict(self) -> Verdict:
+        """UNDECIDED if no tensor is in both; else DIVERGED if any differs or a form is disproven.
+
+        Else UNDECIDED if any tensor could not be read or any form is not proven; else SAME.
+        """
+        proofs, held = {form.proven for form in self.forms}, self.counts.total()
+        if held and (self.tensors or False in proofs):
+            return Verdict.DIVERGED
+        return Verdict.UNDECIDED if not held or self.unread or None in proofs else Verdict.SAME
+
+    def of_kinds(self, kinds: Iterable[Kind]) -> int:
+        """How many tensors of these kinds both checkpoints have."""
+        return sum(self.counts[kind] for kind in kinds)
+
+
+def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
+    """The answer for two checkpoints (or a checkpoint and a moment of a run), made from that of comparing them as runs.
+
+    Divergences are listed up to the limit asked for. `training`, `evaluation` and `strip` are emptied, and changes of
+    structure and origins taken from `findings`.
+
+    Args:
+        answer: of the comparison as runs.
+        runs: the checkpoints a and b.
+        asked: the options as the user gave them.
+        outcome: of their only rank.
+    """
+    differences = _differences(runs, asked, outcome)
+    verdict, tensors = differences.verdict, differences.tensors
+    sentence, evidence = sentence_of(differences, runs)
+    there, rename = _names(runs[1]), outcome.match.rename or str
+    renamed = [f"{name} is {new} in b" for name in _names(runs[0]) if (new := rename(name)) != name and new in there]
+    if renamed and not differences.run:
+        evidence.append(f"names differ: {some(renamed)}")
+    steps = [steps_counted(At.first(run.rank(0), columns(run.rank(0).sites)), Phase.START) for run in runs]
+    if steps[0] != steps[1] and None not in steps:
+        a, b = (count(int(step or 0), "step") for step in steps)
+        evidence.append(f"the optimizer has made {a} in a and {b} in b")
+    first = tuple(tensors[:1]) if verdict is Verdict.DIVERGED else ()
+    return replace(
+        answer.unexplained(),
+        subject="checkpoints",
+        verdict=verdict,
+        sentence=sentence,
+        evidence=tuple(evidence),
+        first=next(iter(first), None),
+        candidates=first,
+        divergences=tuple(tensors if asked.whole_step else tensors[: asked.limit]),
+        # what the files do not tell; not what captures of runs leave out
+        notes=tuple(
+            f"{name}: {text}." for name, run in zip("ab", runs, strict=True) for text in run.manifest["not_observed"]
+        ),
+        counts=answer.counts._replace(diverged=len(tensors)),
+        training=None,
+        evaluation=None,
+        strip=(),
+        findings=tuple(one for one in answer.findings if not isinstance(one, (StructureChange, Origin))),
+    )
+
+
+def _differences(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> Differences:
+    """How two checkpoints differ, in kinds that both have; tensors in other forms are matched, which reads them.
+
+    Where one is a moment of a run, what one side alone has may not have been recorded: it goes to `unrecorded`, but for
+    parameters of the run.
+
+    Args:
+        runs: the checkpoints a and b.
+        asked: the options as the user gave them.
+        outcome: of comparing them by name.
+    """
+    moments_of = {name: run.manifest["checkpoint"].get("moment") for name, run in zip("ab", runs, strict=True)}
+    run = next((name for name, moment in moments_of.items() if moment), "")
+    records = [list(each.rank(0).records(0)) for each in runs]
+    changes: tuple[Callable[[str], str], ...] = (outcome.match.rename or str, str)
+    named = [[(change(one.site.fqn), one) for one in every] for change, every in zip(changes, records, strict=True)]
+    kinds = [Counter(one.site.kind for name, one in each if asked.wants(one.site.kind, name)) for each in named]
+    original = {name: one.site.fqn for name, one in named[0]}
+    common = kinds[0].keys() & kinds[1].keys()
+    tensors = sorted((tensor for tensor in outcome.listed if tensor.site.kind in common), key=_listing_order)
+    counts = Counter({kind: kinds[0][kind] for kind in common})
+    counts.subtract(tensor.site.kind for tensor in tensors if tensor.only == "a")
+    forms = Forms(runs, [{name: one.summary for name, one in each if one.site.kind in MODEL} for each in named])
+    forms.find(tensors)
+    counts[Kind.PARAM] += sum(len(form.a) for form in forms.found if form.a != form.b)
+    tensors = [
+        tensor
+        for tensor in tensors
+        if _how(tensor) == "value" or tensor.site.kind not in MODEL or tensor.site.fqn not in forms.settled
+    ]
+    unrecorded = [
+        tensor
+        for tensor in tensors
+        if run and tensor.only and (tensor.only != run or tensor.site.kind is not Kind.PARAM)
+    ]
+    return Differences(
+        counts=counts,
+        tensors=[tensor for tensor in tensors if tensor not in unrecorded],
+        forms=[form._replace(a=tuple(original.get(name, name) for name in form.a)) for form in forms.found],
+        kinds=([kind for kind in kinds[0] if kind not in common], [kind for kind in kinds[1] if kind not in common]),
+        unread=max(sum(one.summary.status is Status.NOT_OBSERVED for one in every) for every in records),
+        within=outcome.tally["within"],
+        run=run,
+        moment=str(moments_of.get(run)),
+        unrecorded=unrecorded,
+    )
+
+
+def _how(tensor: Divergence) -> str:
+    """What differs of a tensor: `shape`, `a` or `b` where that side alone has it, else `value`."""
+    shapes = {side.layout.shape for side in (tensor.a, tensor.b) if side is not None}
+    return tensor.only or ("shape" if len(shapes) > 1 else "value")
+
+
+def _listing_order(tensor: Divergence) -> tuple[int, bool, bool, float]:
+    """Sort key: other shapes, what a alone has, what b alone has, then values.
+
+    Of values the model's before others; in each, counts (integers, single numbers) last; farthest first, where an
+    unknown distance is 0.
+    """
+    how, side = _how(tensor), tensor.a
+    if how != "value" or side is None:
+        return ("shape", "a", "b").index(how), False, False, 0.0
+    counts = side.layout.numel < 2 or not side.layout.dtype.startswith(WHOLE)
+    return 3, tensor.site.kind not in MODEL, counts, -(tensor.rel_l2 or 0.0)
+
+
+# --- the same in another form
 
 
 class Form(NamedTuple):
@@ -326,271 +474,130 @@ _DOUBTS = {
     False: "; by extrema and moments, but its elements are in another order",
     None: "; by extrema and moments, its elements were not compared",
 }
+_MAX_PARTS = 8
+"""Parts of one whole."""
+_MAX_PERMUTED = 4
+"""Parts of one tensor that are put together in every order."""
+_OF_PARTS: tuple[Callable[[Any], Any], ...] = (sum, min, max, min, sum, sum)
+"""How each of the moments of a whole follows from those of its parts."""
 
 
-@dataclass
-class Differences:
-    """How two checkpoints differ.
+T = TypeVar("T")
+
+
+class Forms:
+    """Tensors that one of two checkpoints lacks by name, or in this shape, matched with tensors of the other.
+
+    All names are b's.
 
     Attributes:
-        counts: tensors that both have, by kind.
-        tensors: those that differ, by how (`_how`), in the order in which they are listed.
-        forms: what one has in another form than the other.
-        kinds: kinds that a alone holds, and that b alone holds.
-        unread: tensors that could not be read.
-        within: values that differ within the tolerance or noise given.
-        run: `a` or `b`, where that is the moment of a run and no checkpoint; "" where both are checkpoints.
-        moment: which moment, in words.
-        unrecorded: tensors of the checkpoint that the run has not recorded, and buffers that the checkpoint lacks.
+        found: the forms so far.
+        settled: all names in them.
     """
 
-    counts: Counter[Kind]
-    tensors: dict[str, list[Divergence]]
-    forms: list[Form]
-    kinds: tuple[list[Kind], list[Kind]]
-    unread: int
-    within: int
-    run: str = ""
-    moment: str = ""
-    unrecorded: list[Divergence] = field(default_factory=list)
+    def __init__(self, runs: tuple[Run, Run], tensors: Sequence[dict[str, Summary]]) -> None:
+        """Begin with no form; constants, which are equal to many, have no moments here.
 
-    @property
-    def every(self) -> list[Divergence]:
-        """Tensors that differ: in shape, in a alone, in b alone, in value or type, the last by `_model_then_farthest`.
-
-        Forms and `unrecorded` are left out.
+        Args:
+            runs: the checkpoints a and b.
+            tensors: parameters and buffers of each, by name.
         """
-        first = [tensor for how in ("shape", "a", "b") for tensor in self.tensors[how]]
-        rest = [tensor for how, tensors in self.tensors.items() if how not in ("shape", "a", "b") for tensor in tensors]
-        return [*first, *sorted(rest, key=_model_then_farthest)]
+        self._runs, self.found, self.settled = runs, list[Form](), set[str]()
+        self._bits = [{name: summary.checksum for name, summary in each.items()} for each in tensors]
+        every = [((name, moments(summary)) for name, summary in each.items()) for each in tensors]
+        self._moments = [{name: sums for name, sums in each if sums and sums.low != sums.high} for each in every]
 
-    @property
-    def verdict(self) -> Verdict:
-        """UNDECIDED if no tensor is in both; else DIVERGED if anything differs (`every`) or a form is disproven.
+    def find(self, differing: Iterable[Divergence]) -> None:
+        """Match what differs by bits, by extrema, as parts, and with tensors that are paired already; reads tensors.
 
-        Else UNDECIDED if any tensor could not be read or any form is not proven; else SAME.
+        Where bits are equal, the n-th of a is the n-th of b.
         """
-        proofs = {form.proven for form in self.forms}
-        if self.counts.total() and (self.every or False in proofs):
-            return Verdict.DIVERGED
-        unknown = not self.counts.total() or self.unread or None in proofs
-        return Verdict.UNDECIDED if unknown else Verdict.SAME
+        of_model = [tensor for tensor in differing if tensor.site.kind in MODEL]
+        alone = [[tensor.site.fqn for tensor in of_model if tensor.only == side] for side in "ab"]
+        for a, b in _paired(*self._left(alone, self._bits)):
+            self._add(0, [a], b, _EQUAL)
+        for a, b in _paired(*({name: sums[:4] for name, sums in each.items()} for each in self._left(alone))):
+            self._add(0, [a], b, _TURNED)
+        for side in (0, 1):
+            for parts, whole in _merges(*self._left(alone)[:: -1 if side else 1]):
+                self._add(side, parts, whole, _MERGED)
+        for side, left in enumerate(self._left(alone)):  # of tied tensors one is paired, or has its name
+            others = {self._bits[1 - side][name]: name for name in self._moments[1 - side]}
+            for name in left:
+                if other := others.get(self._bits[side][name]):
+                    self._add(side, [name], other, _EQUAL)
+        for name in (tensor.site.fqn for tensor in of_model if _how(tensor) == "shape"):
+            both = [each[name] for each in self._moments if name in each]
+            if len(both) > 1 and same_numbers(both[0], both[1]):
+                self._add(0, [name], name, _TURNED)
+
+    def _left(self, names: Sequence[Iterable[str]], values: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+        """Values (moments by default) of those of these names of a, and of b, that have one and are in no form."""
+        return [
+            {name: each[name] for name in alone if name in each and name not in self.settled}
+            for alone, each in zip(names, values or self._moments, strict=True)
+        ]
+
+    def _add(self, side: int, parts: Sequence[str], whole: str, words: str) -> None:
+        """Add the form of tensors of one side (0 for a, 1 for b) that are one of the other; proves it, unless equal."""
+        order, proven = (range(len(parts)), True) if words is _EQUAL else self._joined(side, parts, whole)
+        names = tuple(parts[at] for at in order), (whole,)
+        self.found.append(Form(names[side], names[1 - side], words, proven))
+        self.settled.update(parts, (whole,))
+
+    def _joined(self, side: int, parts: Sequence[str], whole: str) -> tuple[Sequence[int], bool | None]:
+        """(order of the parts, whether they make the whole in it): concatenated, or all transposed.
+
+        In the shape that gives, or reshaped. Of more than `_MAX_PERMUTED` parts only the order given is tried; not
+        known (None) where any cannot be read.
+        """
+        read = [self._runs[side].tensor(self._bits[side][name]) for name in parts]
+        pieces = [piece for piece in read if piece is not None]
+        one, in_turn = self._runs[1 - side].tensor(self._bits[1 - side][whole]), tuple(range(len(parts)))
+        if one is None or len(pieces) < len(parts):
+            return in_turn, None
+        for order in permutations(in_turn) if len(pieces) <= _MAX_PERMUTED else [in_turn]:
+            for forms in ([pieces[at] for at in order], [pieces[at].T for at in order]):
+                for axis in range(forms[0].ndim):
+                    with suppress(ValueError):  # shapes that cannot stand beside one another
+                        if np.array_equal(np.concatenate(forms, axis).reshape(one.shape), one):
+                            return order, True
+        return in_turn, False
 
 
-def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
-    """The answer for two checkpoints (or a checkpoint and a moment of a run), made from that of comparing them as runs.
-
-    Divergences are listed up to the limit asked for. `training`, `evaluation` and `strip` are emptied, and changes of
-    structure and origins taken from `findings`.
-
-    Args:
-        answer: of the comparison as runs.
-        runs: the checkpoints a and b.
-        asked: the options as the user gave them.
-        outcome: of their only rank.
-    """
-    differences = _differences(runs, asked, outcome)
-    verdict, every = differences.verdict, differences.every
-    sentence, evidence = sentence_of(differences, runs)
-    names, there = _names(runs[0]), _names(runs[1])
-    rename = outcome.match.rename or str
-    renamed = [f"{name} is {new} in b" for name in names if (new := rename(name)) != name and new in there]
-    if renamed and not differences.run:
-        evidence.append(f"names differ: {some(renamed)}")
-    steps = [steps_counted(At.first(run.rank(0), columns(run.rank(0).sites)), Phase.START) for run in runs]
-    if steps[0] != steps[1] and None not in steps:
-        a, b = (count(int(step or 0), "step") for step in steps)
-        evidence.append(f"the optimizer has made {a} in a and {b} in b")
-    first = every[0] if every and verdict is Verdict.DIVERGED else None
-    return replace(
-        answer.unexplained(),
-        subject="checkpoints",
-        verdict=verdict,
-        sentence=sentence,
-        evidence=tuple(evidence),
-        first=first,
-        candidates=(first,) if first is not None else (),
-        divergences=tuple(every if asked.limit is None or asked.whole_step else every[: asked.limit]),
-        # what the files do not tell; not what captures of runs leave out
-        notes=tuple(
-            f"{name}: {text}." for name, run in zip("ab", runs, strict=True) for text in run.manifest["not_observed"]
-        ),
-        counts=answer.counts._replace(diverged=len(every)),
-        training=None,
-        evaluation=None,
-        strip=(),
-        findings=tuple(one for one in answer.findings if not isinstance(one, (StructureChange, Origin))),
-    )
+def _paired(one: dict[str, T], two: dict[str, T]) -> Iterator[tuple[str, str]]:
+    """Pairs of names with equal values, the n-th of `one` with the n-th of `two`."""
+    places: dict[T, list[str]] = defaultdict(list)
+    for name, value in reversed(two.items()):
+        places[value].append(name)
+    return ((name, places[value].pop()) for name, value in one.items() if places[value])
 
 
-def _differences(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> Differences:
-    """How two checkpoints differ, in kinds that both have; tensors in other forms are matched, which reads them.
+def _merges(parts: dict[str, Moments], wholes: dict[str, Moments]) -> Iterator[tuple[list[str], str]]:
+    """2 to `_MAX_PARTS` tensors that follow one another, with the one that has their moments; each is used once.
 
-    Where one is a moment of a run, what one side alone has may not have been recorded: it goes to `unrecorded`, but for
-    parameters of the run.
-
-    Args:
-        runs: the checkpoints a and b.
-        asked: the options as the user gave them.
-        outcome: of comparing them by name.
-    """
-    changes: tuple[Rename, Rename] = (outcome.match.rename or str, str)
-    one, two = (_count_held(run, asked, change) for run, change in zip(runs, changes, strict=True))
-    common, tensors = one.keys() & two.keys(), {how: list[Divergence]() for how in ("shape", "a", "b", "value")}
-    for tensor in outcome.listed:
-        if tensor.site.kind in common:
-            tensors[_how(tensor)].append(tensor)
-    counts = Counter({kind: one[kind] - sum(tensor.site.kind is kind for tensor in tensors["a"]) for kind in common})
-    forms = _forms_of(runs, tensors, changes)
-    counts[Kind.PARAM] += sum(len(form.a) for form in forms if form.a != form.b)
-    for side, settled in zip("ab", _settled(forms), strict=True):
-        for how in (side, "shape"):
-            tensors[how] = [
-                each for each in tensors[how] if each.site.kind not in MODEL or each.site.fqn not in settled
-            ]
-    in_a = {changes[0](name): name for name in runs[0].rank(0).sites.fqn}
-    differences = Differences(
-        counts=counts,
-        tensors={**tensors, "value": sorted(tensors["value"], key=_model_then_farthest)},
-        forms=[form._replace(a=tuple(in_a.get(name, name) for name in form.a)) for form in forms],
-        kinds=([kind for kind in one if kind not in two], [kind for kind in two if kind not in one]),
-        unread=max(int((run.rank(0).read_row(0).status == int(Status.NOT_OBSERVED)).sum()) for run in runs),
-        within=outcome.tally["within"],
-    )
-    for run, name, other in zip(runs, "ab", "ba", strict=True):
-        about = run.manifest["checkpoint"]
-        if "moment" in about:  # what one of them alone has may not have been recorded, or not been saved
-            differences.run, differences.moment = name, str(about["moment"])
-            alone, differences.tensors[other] = differences.tensors[name], []
-            differences.tensors[name] = [each for each in alone if each.site.kind is Kind.PARAM]
-            differences.unrecorded = [*tensors[other], *(each for each in alone if each.site.kind is not Kind.PARAM)]
-    return differences
-
-
-def _how(tensor: Divergence) -> str:
-    """What differs of a tensor: `shape`, `a` or `b` where that side alone has it, else `value`."""
-    shapes = {side.layout.shape for side in (tensor.a, tensor.b) if side is not None}
-    return tensor.only or ("shape" if len(shapes) > 1 else "value")
-
-
-def _model_then_farthest(divergence: Divergence) -> tuple[bool, bool, float]:
-    """Sort key: the model's tensors before others; in each, counts (integers, single numbers) last; farthest first.
-
-    Farthest by relative L2, where an unknown one is 0.
-    """
-    counts = (
-        divergence.a is None
-        or divergence.a.layout.numel < 2
-        or not divergence.a.layout.dtype.startswith(("float", "bfloat", "complex"))
-    )
-    return divergence.site.kind not in MODEL, counts, -(divergence.rel_l2 or 0.0)
-
-
-def _count_held(run: Run, asked: DiffOptions, rename: Rename) -> Counter[Kind]:
-    """Number of tensors and values in a checkpoint, by kind, of those that the options select; names after `rename`."""
-    reader = run.rank(0)
-    sites = [reader.sites[int(number)][0] for number in np.asarray(reader.read_row(0).site)]
-    return Counter(site.kind for site in sites if asked.wants(site.kind, rename(site.fqn)))
-
-
-# --- the same in another form
-
-
-def _forms_of(
-    runs: tuple[Run, Run], tensors: dict[str, list[Divergence]], changes: tuple[Rename, Rename]
-) -> list[Form]:
-    """Tensors that one side lacks by name, or in this shape, matched with tensors of the other; reads these tensors.
-
-    All names are b's. Where bits are equal, the n-th of a is the n-th of b: constants are equal to many.
+    Candidates are tensors of one name whose modules have one parent (`attn.q.weight`, `attn.k.weight`).
 
     Args:
-        runs: the checkpoints a and b.
-        tensors: what differs, by how (`_how`).
-        changes: what changes the names of a, and of b.
+        parts: moments of one checkpoint's tensors, in order.
+        wholes: moments of the other's.
     """
-    values, forms = list(map(_model_values, runs, changes)), list[Form]()
-    alone = [
-        {
-            each.site.fqn: next(side.checksum for side in (each.a, each.b) if side is not None)
-            for each in tensors[side]
-            if each.site.kind in MODEL
-        }
-        for side in "ab"
-    ]
-
-    def read(side: int, name: str) -> Any:
-        """The whole tensor of a name in one checkpoint (0 for a, 1 for b); None where it cannot be read."""
-        return runs[side].tensor(values[side][name].checksum)
-
-    def turned(a: str, b: str) -> Form:
-        """The form of a tensor of b that has the numbers of one of a."""
-        return Form((a,), (b,), _TURNED, _joined(read(1, b), [read(0, a)])[1])
-
-    same_bits: dict[int, list[str]] = defaultdict(list)
-    for name, checksum in alone[1].items():
-        same_bits[checksum].append(name)
-    for name, checksum in alone[0].items():
-        if same_bits[checksum]:
-            forms.append(Form((name,), (same_bits[checksum].pop(0),), _EQUAL))
-    of_a, of_b = (
-        [held[name] for name in names if name in held and name not in settled]
-        for held, names, settled in zip(values, alone, _settled(forms), strict=True)
-    )
-    pairs, merges = parameters(of_a, of_b)
-    forms += [turned(one.name, two.name) for one, two in pairs]
-    for parts, whole, holder in merges:
-        in_b = holder == "b"
-        order, proven = _joined(read(in_b, whole), [read(not in_b, name) for name in parts])
-        names = (tuple(parts[at] for at in order), (whole,))[:: 1 if in_b else -1]
-        forms.append(Form(names[0], names[1], _MERGED, proven))
-    for side, left in enumerate((of_a, of_b)):  # of tied tensors one is paired, or has its name
-        others = {value.checksum: name for name, value in values[1 - side].items()}
-        others |= {pair[side].checksum: pair[1 - side].name for pair in pairs}
-        for name, checksum, _ in left:
-            if checksum in others and name not in _settled(forms)[side]:
-                names = ((name,), (others[checksum],))[:: -1 if side else 1]
-                forms.append(Form(names[0], names[1], _EQUAL))
-    for name in (each.site.fqn for each in tensors["shape"]):
-        both = [held[name].moments for held in values if name in held]
-        if len(both) > 1 and same_numbers(both[0], both[1]):
-            forms.append(turned(name, name))
-    return forms
-
-
-def _model_values(run: Run, rename: Rename) -> dict[str, Value]:
-    """Parameters and buffers of a checkpoint whose values are distinctive, by their names after `rename`."""
-    reader, values = run.rank(0), dict[str, Value]()
-    batch = reader.read(0)
-    for row in np.flatnonzero(distinctive_rows(batch)).tolist():
-        record = reader.record(batch, row, 0)
-        sums = moments(record.summary) if record.site.kind in MODEL else None
-        if sums is not None:
-            name = rename(record.site.fqn)
-            values[name] = Value(name, record.summary.checksum, sums)
-    return values
-
-
-def _settled(forms: Iterable[Form]) -> tuple[set[str], set[str]]:
-    """Names of a, and of b, that are among these forms."""
-    return {name for form in forms for name in form.a}, {name for form in forms for name in form.b}
-
-
-def _joined(whole: Any, pieces: Sequence[Any]) -> tuple[Sequence[int], bool | None]:
-    """(order of the pieces, whether they make `whole` in it): concatenated along some dimension, or all transposed.
-
-    In the shape that gives, or reshaped. Of more than `_MAX_PERMUTED` pieces only the order given is tried; not known
-    (None) where any cannot be read.
-    """
-    in_turn = tuple(range(len(pieces)))
-    if whole is None or any(piece is None for piece in pieces):
-        return in_turn, None
-    for order in permutations(in_turn) if len(pieces) <= _MAX_PERMUTED else [in_turn]:
-        for forms in ([pieces[at] for at in order], [pieces[at].T for at in order]):
-            for axis in range(forms[0].ndim):
-                with suppress(ValueError):  # shapes that cannot stand beside one another
-                    if np.array_equal(np.concatenate(forms, axis).reshape(whole.shape), whole):
-                        return order, True
-    return in_turn, False
+    families: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in parts:
+        families[owner_of(owner_of(name)), name.rpartition(".")[2]].append(name)
+    index: dict[tuple[float, ...], list[str]] = defaultdict(list)
+    for name, sums in wholes.items():
+        index[sums[:4]].append(name)
+    used = set[str]()
+    for members in families.values():
+        for start, length in product(range(len(members)), range(2, _MAX_PARTS + 1)):
+            names = members[start : start + length]
+            columns = zip(*(parts[name] for name in names), strict=True)
+            sums = Moments(*(of(column) for of, column in zip(_OF_PARTS, columns, strict=True)))
+            for whole in index.get(sums[:4], ()) if len(names) == length else ():
+                if same_numbers(sums, wholes[whole]) and not used & {whole, *names}:
+                    used |= {whole, *names}
+                    yield names, whole
 
 
 def _is_rounded(runs: tuple[Run, Run], tensor: Divergence) -> bool:
@@ -609,93 +616,6 @@ def _is_rounded(runs: tuple[Run, Run], tensor: Divergence) -> bool:
         and np.array_equal(rounded(fine, coarse), other, equal_nan=True)
         for fine, coarse, other in ((one, tensor.b.layout.dtype, two), (two, tensor.a.layout.dtype, one))
     )
-
-
-# --- tensors by their numbers
-
-_MAX_PARTS = 8  # parts of one whole
-
-
-class Merge(NamedTuple):
-    """Several tensors of one run that are one tensor of the other.
-
-    Attributes:
-        parts: FQNs of the parts, in order.
-        whole: FQN of the whole.
-        side: the run that has the whole.
-    """
-
-    parts: tuple[str, ...]
-    whole: str
-    side: str
-
-
-_OF_PARTS: tuple[Callable[[Any], Any], ...] = (sum, min, max, min, sum, sum)
-"""How each of the moments of a whole follows from those of its parts."""
-
-
-def _merges(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) -> list[Merge]:
-    """Merges of 2 to `_MAX_PARTS` tensors that follow one another into one with their moments.
-
-    Each tensor is used once.
-
-    Candidates are tensors of one name whose modules have one parent (`attn.q.weight`, `attn.k.weight`).
-
-    Args:
-        parts: moments of one run's tensors, in order.
-        wholes: moments of the other run's.
-        side: `a` or `b`, the run that has the wholes.
-    """
-    families: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name in parts:
-        owner, _, leaf = name.rpartition(".")
-        families[owner.rpartition(".")[0], leaf].append(name)
-    index: dict[tuple[int, float, float], list[str]] = defaultdict(list)
-    for name, sums in wholes.items():
-        index[sums.numel, sums.low, sums.high].append(name)
-    merges, used = [], set[str]()
-    for members in families.values():
-        for start in range(len(members)):
-            for length in range(2, min(_MAX_PARTS, len(members) - start) + 1):
-                names = members[start : start + length]
-                columns = zip(*(parts[name] for name in names), strict=True)
-                sums = Moments(*(of(column) for of, column in zip(_OF_PARTS, columns, strict=True)))
-                for whole in index.get((sums.numel, sums.low, sums.high), ()):
-                    if same_numbers(sums, wholes[whole]) and not used & {whole, *names}:
-                        used |= {whole, *names}
-                        merges.append(Merge(tuple(names), whole, side))
-    return merges
-
-
-class Value(NamedTuple):
-    """A parameter or buffer with distinctive, finite values."""
-
-    name: str
-    checksum: int
-    moments: Moments
-
-
-def parameters(one: Sequence[Value], two: Sequence[Value]) -> tuple[list[tuple[Value, Value]], list[Merge]]:
-    """(pairs, merges) of the tensors of a (`one`) and b (`two`): by checksum, else by moments, else as merges."""
-    pairs, *rest = _pair_up(one, two)
-    left_a, left_b = ({value.name: value.moments for value in left} for left in rest)
-    return pairs, [*_merges(left_a, left_b, "b"), *_merges(left_b, left_a, "a")]
-
-
-def _pair_up(one: Sequence[Value], two: Sequence[Value]) -> tuple[list[tuple[Value, Value]], list[Value], list[Value]]:
-    """(pairs, those of `one` without a partner, those of `two` without one).
-
-    Paired by equal checksum first, then by `same_numbers`, each with the first of `two` that no other has taken.
-    """
-    pairs, left, rest = list[tuple[Value, Value]](), list(one), list(two)
-    for agree in (lambda x, y: x.checksum == y.checksum, lambda x, y: same_numbers(x.moments, y.moments)):
-        for value in tuple(left):
-            other = next((other for other in rest if agree(value, other)), None)
-            if other is not None:
-                pairs.append((value, other))
-                left.remove(value)
-                rest.remove(other)
-    return pairs, left, rest
 
 
 # --- words
@@ -728,21 +648,16 @@ def sentence_of(differences: Differences, runs: tuple[Run, Run]) -> tuple[str, l
         form = ", in part in another form" if any(one.words != _EQUAL for one in forms) else ""
         form = ", in part in another order" if verdict is Verdict.DIVERGED else form
         return f"{holds}{' values' * bool(form and not run)}{form}: {_all_equal(differences)}.", rest
-    lead, model_differs = clauses.pop(0), any(tensor.site.kind in MODEL for tensor in differences.every)
+    lead, model_differs = clauses.pop(0), any(tensor.site.kind in MODEL for tensor in differences.tensors)
     text = f"The checkpoints differ: {lead}"
     if run and not model_differs:
         text = f"{holds}, but {lead}"
     elif run:
         nearest = f"At no recorded step has run {run} all tensors of the checkpoint: nearest is {differences.moment}"
         text = f"{nearest}, where {lead}"
-    elif not model_differs and (models := _of_kinds(differences, MODEL)):
+    elif not model_differs and (models := differences.of_kinds(MODEL)):
         text = f"The checkpoints differ: the models are equal ({count(models, 'tensor')}), but {lead}"
     return f"{text}.", [*clauses, *rest]
-
-
-def _of_kinds(differences: Differences, kinds: Iterable[Kind]) -> int:
-    """How many tensors of these kinds both checkpoints have."""
-    return sum(differences.counts[kind] for kind in kinds)
 
 
 def _further_lines(differences: Differences) -> list[str]:
@@ -767,23 +682,26 @@ def _further_lines(differences: Differences) -> list[str]:
 
 def _all_equal(differences: Differences) -> str:
     """Clause on what both have: `all 9 tensors of the model and 18 values of the optimizer state are equal`."""
-    parts = [count(number, *words) for kinds, *words in _GROUPS if (number := _of_kinds(differences, kinds))]
+    parts = [count(number, *words) for kinds, *words in _GROUPS if (number := differences.of_kinds(kinds))]
     passed = f", {differences.within:,} of them only within the tolerance or noise given" if differences.within else ""
     every = f"{listed(parts)} is" if differences.counts.total() == 1 else f"all {listed(parts)} are"
     return f"{every} equal{passed}"
 
 
-def _first_names(tensors: Iterable[Divergence], *, distances: bool = False) -> str:
-    """The first three names, with how far they are apart where that is asked for, and the number of others."""
+def _name_of(tensor: Divergence) -> str:
+    """The name of a tensor; of an optimizer state `exp_avg of fc.weight`."""
+    site = tensor.site
+    return f"{key_of(site.path)} of {site.fqn}" if site.kind is Kind.OPTIMIZER_STATE else f"{site.fqn}{site.path}"
+
+
+def _first_names(tensors: Iterable[Divergence]) -> str:
+    """The first three names, each with how far it is apart and in how many elements, and the number of others."""
     names = []
     for tensor in tensors:
-        site, how_far = tensor.site, far(tensor) if distances else ""
-        parts = [how_far] if how_far else []
-        if distances and tensor.elements is not None:
-            parts.append(f"{tensor.elements.differing:,} of {count(tensor.elements.total, 'element')}")
-        of_state = site.kind is Kind.OPTIMIZER_STATE
-        name = f"{key_of(site.path)} of {site.fqn}" if of_state else f"{site.fqn}{site.path}"
-        names.append(name + (f" ({'; '.join(parts)})" if parts else ""))
+        elements = tensor.elements
+        some_of = f"{elements.differing:,} of {count(elements.total, 'element')}" if elements is not None else ""
+        about = "; ".join(filter(None, (far(tensor), some_of)))
+        names.append(f"{_name_of(tensor)} ({about})" if about else _name_of(tensor))
     return some(names)
 
 
@@ -793,28 +711,28 @@ def _differing_clauses(differences: Differences, runs: tuple[Run, Run]) -> list[
     At most `_MAX_NAMED` tensors are named with their distances; of more, the largest relative L2 and the farthest. Of
     other element types, whether all are the other's values rounded; that reads these tensors.
     """
-    clauses, values = [], defaultdict[tuple[int, str], list[Divergence]](list)
-    for tensor in differences.tensors["value"]:
+    clauses, values = list[str](), defaultdict[tuple[int, str], list[Divergence]](list)
+    others = defaultdict[str, list[Divergence]](list)
+    for tensor in differences.tensors:
         dtypes = list(dict.fromkeys(side.layout.dtype for side in (tensor.a, tensor.b) if side is not None))
         group = next(at for at, (kinds, *_) in enumerate(_GROUPS) if tensor.site.kind in kinds)
-        values[group, " in a and ".join(dtypes) if dtypes[1:] else ""].append(tensor)
+        key = group, " in a and ".join(dtypes) if dtypes[1:] else ""
+        (values[key] if (how := _how(tensor)) == "value" else others[how]).append(tensor)
     for (group, types), members in sorted(values.items(), key=lambda each: each[0]):
         kinds, one, several = _GROUPS[group]
-        total, measured = _of_kinds(differences, kinds), [each.rel_l2 for each in members if each.rel_l2 is not None]
+        total, measured = differences.of_kinds(kinds), [each.rel_l2 for each in members if each.rel_l2 is not None]
         some_of = f"all {total:,}" if len(members) == total else f"{len(members):,} of {total:,}"
         subject, single = f"{some_of} {several}" if total > 1 else f"the {one}", len(members) == 1
         verb = f"{'is' if single else 'are'} {types} in b" if types else "differs" if single else "differ"
         if types and all(_is_rounded(runs, tensor) for tensor in members):
             where = ", the same values rounded, element by element"
         elif len(members) <= _MAX_NAMED or not measured:
-            where = f": {_first_names(members, distances=True)}"
+            where = f": {_first_names(members)}"
         else:
             small = ", the size of rounding" if all(member.size is Size.ROUNDING for member in members) else ""
-            where = f", by relative L2 up to {max(measured):.1e}{small}, most in {_first_names(members[:1])}"
+            where = f", by relative L2 up to {max(measured):.1e}{small}, most in {_name_of(members[0])}"
         clauses.append(f"{subject} {verb}{where}")
-    if shapes := differences.tensors["shape"]:
-        clauses.append(f"other shapes: {_first_names(shapes, distances=True)}")
-    for side, other in zip("ab", "ba", strict=True):
-        if only := differences.tensors[side]:
-            clauses.append(f"{other} lacks {count(len(only), 'tensor')} of {side}: {_first_names(only)}")
+    for how, members in sorted(others.items(), key=lambda each: each[0] != "shape"):
+        lacks = f"{OTHER.get(how)} lacks {count(len(members), 'tensor')} of {how}"
+        clauses.append(f"{'other shapes' if how == 'shape' else lacks}: {_first_names(members)}")
     return clauses
