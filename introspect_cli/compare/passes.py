@@ -349,15 +349,23 @@ def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> t
 def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Pass: mark DIFFERENT rows WITHIN that the tolerance or any noise run lets pass; learn `coarse` with `rtol_fine`.
 
+    Rows without a sketch, as in lean steps, are NOT_SEEN where no more is known than that they may be within.
     Where ranks or calls are put together, the tolerance does not let module values of two dtypes pass.
     """
     options, after = comparison.options, learned
     if options.rtol_fine and _first_coarse(table)[0] < np.inf:
         after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:
-        near = _within_tolerance(table, learned, comparison)
+        one, two = table.both()
+        near = _within_tolerance(table, learned, comparison, table.distances()[0])
         if comparison.is_whole:
             near &= are_of_one_dtype(table)
+        # of a lean step, the distance is known to be no less than something
+        lean = (one.lacks_sketch | two.lacks_sketch) & (one.layout("shape") == two.layout("shape"))
+        if one.batch.sketch is not None and two.batch.sketch is not None and lean.any():
+            lean &= ~near & _within_tolerance(table, learned, comparison, least_distances(one, two))
+            table = table.marked(table.differing[lean], NOT_SEEN, Because.LEAN)
+            near = near[~lean]
         table = table.marked(table.differing[near], WITHIN)
     if len(table.differing) and comparison.floors:
         rel = table.relative()
@@ -422,17 +430,18 @@ def _first_coarse(table: Table) -> tuple[float, float]:
     return float(order[~evaluates].min(initial=np.inf)), float(order[evaluates].min(initial=np.inf))
 
 
-def _within_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Mask:
+def _within_tolerance(table: Table, learned: Learned, comparison: Comparison, distance: Floats) -> Mask:
     """Mask of DIFFERENT rows within rtol and atol: floats by root-mean-square, plain numbers by value.
 
-    False for random states, dtypes without rounding, unequal counts of NaNs or infinities, and unknown distances. Where
-    both runs have sketches, and not of this record, as in lean steps, what the distance is at least must be within.
+    False for random states, dtypes without rounding, unequal counts of NaNs or infinities, and unknown distances.
+
+    Args:
+        table: a step.
+        learned: by the steps before.
+        comparison: of the rank.
+        distance: that of each DIFFERENT row, or what it is at least.
     """
-    options, (one, two) = comparison.options, table.both()
-    distance, scale = table.distances()
-    if one.batch.sketch is not None and two.batch.sketch is not None:
-        lean = (one.lacks_sketch | two.lacks_sketch) & (one.layout("shape") == two.layout("shape"))
-        distance = np.where(lean, least_distances(one, two), distance)
+    options, (one, two), scale = comparison.options, table.both(), table.distances()[1]
     root = np.sqrt(np.maximum(one.layout("numel"), 1.0))
     with np.errstate(invalid="ignore"):
         passes = distance / root <= options.atol + relative_tolerance(table, learned, comparison) * scale / root

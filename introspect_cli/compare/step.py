@@ -180,8 +180,12 @@ class Step:
 
     def differs(self, phase: Phase, kind: Kind, fqn: str, call: int) -> bool:
         """Whether any divergence of the step has this phase, kind, FQN and call, whatever its path."""
-        sites = (self.sites[position] for position in self.differing(kind, fqn))
-        return any((site.phase, site.call) == (phase, call) for site in sites)
+        return (phase, kind, fqn, call) in self._calls
+
+    @cached_property
+    def _calls(self) -> frozenset[tuple[Phase, Kind, str, int]]:
+        """Phase, kind, FQN and call of the divergences: a recurrent cell is called thousands of times in a step."""
+        return frozenset((site.phase, site.kind, site.fqn, site.call) for site in self.sites)
 
     def differing(self, kind: Kind, fqn: str) -> list[int]:
         """Positions of the divergences with this kind and FQN, in order; [] for none."""

@@ -322,6 +322,8 @@ class Because(IntEnum):
     """A run's record says that it saw no value, or too little of it."""
     LISTED = 3
     """The run lists values that were written elsewhere."""
+    LEAN = 4
+    """No sketch was computed, and what there is does not tell whether it is within the tolerance."""
     EVALUATION = 5
     """One run evaluates more often."""
     CUT = 6

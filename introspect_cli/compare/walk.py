@@ -410,7 +410,8 @@ class Account:
             "blind_both": unseen(table.a) & self.counted[table.sites_a],
             "within": chosen & (table.state == WITHIN),
             "cut": chosen & (because == Because.CUT),
-            "not_observed": listed | hidden,
+            "lean": missing & (because == Because.LEAN),
+            "not_observed": listed | hidden | (missing & (because == Because.LEAN)),
             "blind": blind,
         }
         outcome.tally.update({name: int(mask.sum()) for name, mask in masks.items()})

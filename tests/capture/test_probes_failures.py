@@ -36,7 +36,7 @@ def worlds(tmp_path_factory):
         called = called_while(work, path, **options)
         found[name] = path, {name: function for name, function in called.items() if name not in known}
         known |= called.keys()
-    assert all(len(functions) > least for (_, functions), least in zip(found.values(), (150, 25, 8), strict=True))
+    assert all(len(functions) > least for (_, functions), least in zip(found.values(), (150, 20, 8), strict=True))
     return found
 
 

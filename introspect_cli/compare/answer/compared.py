@@ -260,6 +260,7 @@ def notes_on(compared: Compared) -> Iterator[str]:
     yield from (outcome.unused_note for outcome in outcomes)
     yield told("unopened", steps=sum(outcome.unopened for outcome in outcomes))
     yield from perturbed_notes(*manifests)
+    yield told("lean", lean=compared.tally["lean"])
     yield told("blind-both", blind=compared.tally["blind_both"], all=count(compared.counts.records, "record"))
 
 
