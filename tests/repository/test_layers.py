@@ -67,6 +67,7 @@ HOMES = {
     "torch": {"tensors", "capture", "integrations"},
     "triton": {"tensors"},
     "rich": {"render"},
+    "deepdiff": {"compare"},
     "click": {"cli", "commands"},
     "pickle": {"exchange"},  # its unpickler with nothing to call, for the metadata of torch.distributed.checkpoint
     "marshal": set(),
@@ -235,7 +236,7 @@ def test_packages_hold_no_code():
 
 def loaded_by(code):
     """Which of the heavy modules are imported once `code` has run in a fresh process."""
-    heavy = ("torch", "numpy", "numpy.ma", "pyarrow", "rich", "yaml")
+    heavy = ("torch", "numpy", "numpy.ma", "pyarrow", "rich", "deepdiff", "yaml")
     program = (
         f"import sys\ntry:\n    {code}\nexcept SystemExit: pass\nprint('|', *[n for n in {heavy} if n in sys.modules])"
     )

@@ -1,4 +1,7 @@
-"""Recorded values that differ between two runs, and their wording."""
+"""Recorded values that differ between two runs, and their wording.
+
+Flat mappings are compared directly, nested ones by deepdiff, imported only then.
+"""
 
 from __future__ import annotations
 
@@ -68,22 +71,45 @@ def unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, A
     return ((name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name))
 
 
-def unequal_values(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+def unequal_values(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
     """(name, value in a, value in b) of all that differs in two values; None on the side that lacks it.
 
-    Nested values have dotted names below `name` (`model.layers[2]`), and `value` where there is no name. Lists of other
-    lengths differ as a whole. None and empty values count as empty mappings beside a whole one.
+    Nested values have dotted names (`model.layers[2]`), and `value` where there is no name. None and empty values count
+    as empty mappings beside a flat one.
     """
-    if not name and isinstance(a or b, Mapping):
+    if a == b:
+        return
+    if (_is_flat(a) or not a) and (_is_flat(b) or not b):
         a, b = a or {}, b or {}
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        for key, one, two in unequal(a, b):
-            yield from unequal_values(one, two, f"{name}.{key}" if name else str(key))
-    elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
-        for place, (one, two) in enumerate(zip(a, b, strict=True)):
-            yield from unequal_values(one, two, f"{name}[{place}]")
-    elif a != b:
-        yield name or "value", a, b
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            yield from ((str(name), one, two) for name, one, two in unequal(a, b))
+            return
+    yield from _nested_differences(a, b)
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether a value is a mapping without nested mappings, lists or tuples."""
+    return isinstance(value, Mapping) and not any(isinstance(item, (Mapping, list, tuple)) for item in value.values())
+
+
+def _nested_differences(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value in a, value in b) of nested values that differ, as deepdiff finds them; imports it.
+
+    The order of lists counts. What is nested too deeply differs as a whole.
+    """
+    from deepdiff import DeepDiff
+
+    try:
+        delta = DeepDiff(a, b, view="tree", verbose_level=2, ignore_order=False)
+    except RecursionError:  # nested some 300 times
+        yield "value", a, b
+        return
+    for kind in delta:
+        for level in delta[kind]:
+            name = re.sub(r"^root", "", level.path() or "")
+            name = re.sub(r"\['([^'\]]*)'\]", r".\1", name).lstrip(".")
+            values = None if "added" in kind else level.t1, None if "removed" in kind else level.t2
+            yield name or "value", *values
 
 
 def describe(change: SettingChange) -> str:
