@@ -26,6 +26,7 @@ rounding, and `capture --perturb` measures it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -131,9 +132,11 @@ class Records:
         sketch = self.batch.sketch
         if sketch is None:
             return np.ones(len(self.rows), np.bool_)
-        return np.asarray(np.isnan(sketch[self.rows]).all(axis=1))
+        lacks = np.isnan(sketch[self.rows, 0])
+        lacks[lacks] = np.isnan(sketch[self.rows[lacks]]).all(axis=1)
+        return np.asarray(lacks)
 
-    @property
+    @cached_property
     def norms(self) -> Floats:
         """L2 norm of the finite elements of each record's tensor, float64, from mean and variance.
 

@@ -356,14 +356,14 @@ def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> 
     if options.rtol_fine and _first_coarse(table)[0] < np.inf:
         after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:
-        one, two = table.both()
-        near = _within_tolerance(table, learned, comparison, table.distances()[0])
+        (one, two), (distance, scale) = table.both(), table.distances()
+        near = _within_tolerance(table, learned, comparison, distance, scale)
         if comparison.is_whole:
             near &= are_of_one_dtype(table)
         # of a lean step, the distance is known to be no less than something
         lean = (one.lacks_sketch | two.lacks_sketch) & (one.layout("shape") == two.layout("shape"))
         if one.batch.sketch is not None and two.batch.sketch is not None and lean.any():
-            lean &= ~near & _within_tolerance(table, learned, comparison, least_distances(one, two))
+            lean &= ~near & _within_tolerance(table, learned, comparison, least_distances(one, two), scale)
             table = table.marked(table.differing[lean], NOT_SEEN, Because.LEAN)
             near = near[~lean]
         table = table.marked(table.differing[near], WITHIN)
@@ -430,7 +430,7 @@ def _first_coarse(table: Table) -> tuple[float, float]:
     return float(order[~evaluates].min(initial=np.inf)), float(order[evaluates].min(initial=np.inf))
 
 
-def _within_tolerance(table: Table, learned: Learned, comparison: Comparison, distance: Floats) -> Mask:
+def _within_tolerance(table: Table, learned: Learned, comparison: Comparison, distance: Floats, scale: Floats) -> Mask:
     """Mask of DIFFERENT rows within rtol and atol: floats by root-mean-square, plain numbers by value.
 
     False for random states, dtypes without rounding, unequal counts of NaNs or infinities, and unknown distances.
@@ -440,8 +440,9 @@ def _within_tolerance(table: Table, learned: Learned, comparison: Comparison, di
         learned: by the steps before.
         comparison: of the rank.
         distance: that of each DIFFERENT row, or what it is at least.
+        scale: the larger of the two norms of each.
     """
-    options, (one, two), scale = comparison.options, table.both(), table.distances()[1]
+    options, (one, two) = comparison.options, table.both()
     root = np.sqrt(np.maximum(one.layout("numel"), 1.0))
     with np.errstate(invalid="ignore"):
         passes = distance / root <= options.atol + relative_tolerance(table, learned, comparison) * scale / root
