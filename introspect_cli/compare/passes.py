@@ -357,13 +357,12 @@ def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> 
         after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:
         (one, two), (distance, scale) = table.both(), table.distances()
-        near = _within_tolerance(table, learned, comparison, distance, scale)
-        if comparison.is_whole:
-            near &= are_of_one_dtype(table)
+        alike = are_of_one_dtype(table) if comparison.is_whole else True
+        near = alike & _within_tolerance(table, learned, comparison, distance, scale)
         # of a lean step, the distance is known to be no less than something
         lean = (one.lacks_sketch | two.lacks_sketch) & (one.layout("shape") == two.layout("shape"))
         if one.batch.sketch is not None and two.batch.sketch is not None and lean.any():
-            lean &= ~near & _within_tolerance(table, learned, comparison, least_distances(one, two), scale)
+            lean &= alike & ~near & _within_tolerance(table, learned, comparison, least_distances(one, two), scale)
             table = table.marked(table.differing[lean], NOT_SEEN, Because.LEAN)
             near = near[~lean]
         table = table.marked(table.differing[near], WITHIN)

@@ -156,20 +156,20 @@ class Version:
         places = ((line.file, line.scope) for line in lines if line is not None)
         return next((place for place in places if place in self.inside), ("", ""))
 
-    def replaced_by(self, line: WrittenStatement, other: Version, near: Value | None) -> WrittenStatement | None:
+    def replaced_by(
+        self, line: WrittenStatement, other: Version, near: WrittenStatement | None
+    ) -> WrittenStatement | None:
         """The statement of `other` that most likely took the place of `line`; None where none is alike over `_ALIKE`.
 
         Only statements of the same scope count whose text this version's scope has less often; those that assign to the
-        same, if there are any. The line that is meant is that of `near`, a value of `other`, where it is in the
-        statement.
+        same, if there are any. Where it is `near`, a statement of `other`, that line of it is meant.
         """
-        text, made = line.side.text, other.statement_of(near)
-        here, at = self.beside(line), other.beside(made, line)
+        text, here, at = line.side.text, self.beside(line), other.beside(near, line)
         there = other.inside.get(at, {})
         left = sorted(each for each in there if other.often[at, each] > self.often[here, each])
         same = [each for each in left if "=" in each and each.partition("=")[0] == text.partition("=")[0]]
         best = get_close_matches(text, same or left, 1, 0 if same else _ALIKE)
-        return None if not best else made if made and made.side == there[best[0]].side else there[best[0]]
+        return None if not best else near if near and near.side == there[best[0]].side else there[best[0]]
 
     def keys_inside(self, place: Definition) -> frozenset[int]:
         """Keys of all values in the effects of a function or class, and of what is nested in it."""
@@ -249,8 +249,9 @@ def _statements_of(
     is the one that it most likely replaced.
     """
     one, two = a.statement_of(found.a), b.statement_of(found.b)
-    near = found.around or (None, None)
-    here, there = a.beside(one, a.statement_of(near[0]), two), b.beside(two, b.statement_of(near[1]), one)
+    around = found.around or (None, None)
+    near_a, near_b = a.statement_of(around[0]), b.statement_of(around[1])
+    here, there = a.beside(one, near_a, two), b.beside(two, near_b, one)
     in_a, in_b = a.inside.get(here, {}), b.inside.get(there, {})
     stand = [
         line is None or 0 < own.often[place, line.side.text] <= other.often[elsewhere, line.side.text]
@@ -264,7 +265,7 @@ def _statements_of(
         yield one, two
     elif not all(stand):
         one, two = (None if stays else each for each, stays in zip((one, two), stand, strict=True))
-        yield one or (two and b.replaced_by(two, a, near[0])), two or (one and a.replaced_by(one, b, near[1]))
+        yield one or (two and b.replaced_by(two, a, near_a)), two or (one and a.replaced_by(one, b, near_b))
     else:
         gone = [line for text, line in in_a.items() if text not in in_b]
         come = [line for text, line in in_b.items() if text not in in_a]
