@@ -56,11 +56,16 @@ def header(dtype: str, shape: Sequence[int], extra: bytes = b"") -> int:
         extra: what else makes the value: a quantized tensor's scheme.
     """
     text = f"{dtype}{[int(size) for size in shape]}".encode()
-    return int.from_bytes(hashlib.blake2b(text + extra, digest_size=8).digest(), "little")
+    return number_of(text + extra)
 
 
-def source_digest(data: bytes) -> str:
-    """Digest of a source file's bytes (blake2b of 8 bytes), 16 hex digits."""
+def number_of(data: bytes) -> int:
+    """Unsigned 64-bit digest of bytes (blake2b of 8 bytes, little-endian)."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def hex_digest(data: bytes) -> str:
+    """Digest of bytes, as of a source file (blake2b of 8 bytes): 16 hex digits."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 

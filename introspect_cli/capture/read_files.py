@@ -23,7 +23,7 @@ from introspect_cli.capture.environment import redact, sources
 from introspect_cli.capture.events import Patches
 from introspect_cli.capture.frames import line_of
 from introspect_cli.capture.guard import in_section, uncounted
-from introspect_cli.sums import source_digest
+from introspect_cli.sums import hex_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -218,7 +218,7 @@ class ReadFiles:
             data = b"".join(os.pread(descriptor, _BLOCK, place) for place in places)
         finally:
             os.close(descriptor)
-        digest = source_digest(data)
+        digest = hex_digest(data)
         if size <= (_LONGEST_TEXT if ending in CONFIG else _SMALL) and (ending in CONFIG or ending in _SMALL_TEXT):
             self._texts.add(digest, data, redact.source if ending == ".py" else redact.config)
         return {"size": size, "digest": digest, **({"sampled": True} if sampled else {})}

@@ -8,7 +8,6 @@ there whole gets all that a capture would have kept of it.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import re
@@ -27,6 +26,7 @@ from introspect_cli.records import Layout, Site, SiteInfo, Status, Summary
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.batch import StepBatch, Texts
 from introspect_cli.store.run_writer import StoreWriter
+from introspect_cli.sums import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -68,7 +68,7 @@ def checksum_of(text: str) -> int:
     """A 64-bit checksum for a text: its value where it is 16 hex digits, else a hash of it."""
     if _CHECKSUM.fullmatch(text):
         return int(text, 16)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return number_of(text.encode())
 
 
 def plain_summary(plain: object) -> Summary:

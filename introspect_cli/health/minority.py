@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from introspect_cli.health.equal import copies_differ
 from introspect_cli.health.findings import CheckResult, Hit
 from introspect_cli.records import KIND_CODES, Kind
 from introspect_cli.store.tasks import tasks_of
-from introspect_cli.sums import mix
+from introspect_cli.sums import mix, number_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def _codes_of(sites: SiteTable) -> Array:
 
 @lru_cache(maxsize=4096)
 def _hashed(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+    return number_of(text.encode())
 
 
 def minority_ranks(run: Run, work: Work) -> CheckResult:

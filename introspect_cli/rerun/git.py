@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import UsageError
-from introspect_cli.sums import source_digest
+from introspect_cli.sums import hex_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,7 +174,7 @@ class Revision:
         Files are read now. States are equal for equal trees.
         """
         texts = self.texts().items()
-        return [self.commit, [[str(path), None if data is None else source_digest(data)] for path, data in texts]]
+        return [self.commit, [[str(path), None if data is None else hex_digest(data)] for path, data in texts]]
 
     @contextlib.contextmanager
     def checked_out(self, root: Path) -> Iterator[None]:

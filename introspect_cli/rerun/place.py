@@ -28,7 +28,7 @@ from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.git import CODE_ENDINGS, tracked_files
 from introspect_cli.store.files import MANIFEST, RUNS
 from introspect_cli.store.run_writer import add_gitignore
-from introspect_cli.sums import source_digest
+from introspect_cli.sums import hex_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -202,7 +202,7 @@ def build_place(
     place = Place(at, at, at, around.tops)
     place = replace(place, root=place.rebuilt(around.root), directory=place.rebuilt(around.directory))
     given = dict.fromkeys(revision.files() if revision is not None else (), "")
-    given |= {path: "" if data is None else source_digest(data) for path, data in texts.items()}
+    given |= {path: "" if data is None else hex_digest(data) for path, data in texts.items()}
     with contextlib.ExitStack() as stack:
         try:
             shutil.rmtree(at, ignore_errors=True)

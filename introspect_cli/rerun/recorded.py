@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.rerun.variant import digest_of, opened_files
 from introspect_cli.store.run import Sources
-from introspect_cli.sums import source_digest
+from introspect_cli.sums import hex_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -70,7 +70,7 @@ class Recorded:
 
     def is_redacted(self, name: str, data: bytes) -> bool:
         """Whether what is held of a file is without its secrets."""
-        return source_digest(data) != self.digests[name]
+        return hex_digest(data) != self.digests[name]
 
 
 def recorded_files(run: Run, recipe: Recipe, names: Mapping[str, str] | None = None) -> Recorded:

@@ -22,7 +22,7 @@ from introspect_cli.rerun.place import keep_out_of_git
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.run import RunState, open_run
-from introspect_cli.sums import source_digest
+from introspect_cli.sums import hex_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -237,7 +237,7 @@ def check_read(done: Rerun, place: Place) -> None:
 def digest_of(path: Path) -> str:
     """The source digest of a file; "" where it cannot be read."""
     try:
-        return source_digest(path.read_bytes())
+        return hex_digest(path.read_bytes())
     except OSError:
         return ""
 

@@ -52,7 +52,7 @@ from introspect_cli.store.pack import from_anywhere, open_store
 from introspect_cli.store.reader import RankReader, Shared, last_common_step
 from introspect_cli.store.remote import is_remote
 from introspect_cli.store.sources import kept_in, read_from
-from introspect_cli.sums import source_digest
+from introspect_cli.sums import hex_digest
 from introspect_cli.texts import clean, count, rank_list
 
 if TYPE_CHECKING:
@@ -635,7 +635,7 @@ class Source:
     @property
     def exact(self) -> bool:
         """Whether this is all that the file held: no secret was taken out."""
-        return source_digest(self.data) == self.digest
+        return hex_digest(self.data) == self.digest
 
     @property
     def text(self) -> str:

@@ -23,13 +23,12 @@ a product of what belongs to j with what belongs to b, and a table costs no more
 
 from __future__ import annotations
 
-import hashlib
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.sums import MASK, MIX_1, MIX_2, header, mix, unmix
+from introspect_cli.sums import MASK, MIX_1, MIX_2, header, mix, number_of, unmix
 
 __all__ = ["MASK", "MIX_1", "MIX_2", "header", "mix", "unmix"]
 
@@ -47,4 +46,4 @@ SHIFTS: Final = _STREAM[SPAN:]
 
 def text_checksum(text: str) -> int:
     """64-bit checksum of a plain value: a hash of its text, unlike that of a tensor no sum."""
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+    return number_of(text.encode("utf-8", "surrogatepass"))

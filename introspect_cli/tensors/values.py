@@ -8,13 +8,13 @@ in its first 200 characters.
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
 from typing import Final
 
 import numpy as np
 
 from introspect_cli.records import Layout
+from introspect_cli.sums import hex_digest
 from introspect_cli.tensors import checksum
 
 TEXT_LIMIT: Final = 200
@@ -78,5 +78,5 @@ def describe(value: object) -> tuple[str, str]:
     text = masked(text)
     if owner == "numpy" and cls.__name__ == "ndarray" and value.dtype.kind != "O":  # type: ignore[attr-defined]
         # the repr of a long array leaves out its middle
-        text += f" {hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()}"  # type: ignore[attr-defined]
+        text += f" {hex_digest(value.tobytes())}"  # type: ignore[attr-defined]
     return f"{owner}.{cls.__name__}", text

@@ -17,7 +17,7 @@ from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.batch import StepBatch, Texts
 from introspect_cli.store.rank_writer import RankWriter
 from introspect_cli.store.run_writer import StoreWriter
-from introspect_cli.sums import source_digest
+from introspect_cli.sums import hex_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -148,7 +148,7 @@ def write_run(
     """
     store = StoreWriter.create(path, force=force)
     about = {"tool": {"name": "introspect", "version": "0.1.0"}, "script": "train.py", "argv": [], "exit_code": 0}
-    kept = {name: source_digest(text.encode()) for name, text in {**(sources or {}), **(files or {})}.items()}
+    kept = {name: hex_digest(text.encode()) for name, text in {**(sources or {}), **(files or {})}.items()}
     for name, digest in kept.items():
         store.save_source(digest, {**(sources or {}), **(files or {})}[name].encode())
     documents = dict(settings or {})

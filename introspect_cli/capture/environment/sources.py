@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.capture.environment import redact
 from introspect_cli.script.processes import described
 from introspect_cli.store.sources import LIMIT_FILE, LIMIT_RUN
-from introspect_cli.sums import source_digest
+from introspect_cli.sums import hex_digest
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ class SourceFiles:
             data: its content.
         """
         if name not in self.digests:
-            self.digests[name] = digest = source_digest(data)
+            self.digests[name] = digest = hex_digest(data)
             if not self._texts.add(digest, data, redact.source):
                 self._told[_LEFT_OUT].append(name)
 

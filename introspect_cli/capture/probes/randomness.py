@@ -7,7 +7,6 @@ import random
 import sys
 import threading
 import weakref
-from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +20,7 @@ from introspect_cli.capture.frames import instances_in, line_of, outward, script
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.start import numpy_state, python_state
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
+from introspect_cli.sums import hex_digest
 from introspect_cli.tensors.generators import NEVER, Generators
 from introspect_cli.tensors.views import address_of, unobserved
 from introspect_cli.texts import clean
@@ -208,20 +208,15 @@ def state_word(value: Any) -> str:
         if value.device.type != "cpu":
             return ""
         with unobserved():
-            return _digest(bytes(value.get_state().tolist()))  # inside a transform of `torch.func` it has no memory
+            return hex_digest(bytes(value.get_state().tolist()))  # inside a transform of `torch.func` it has no memory
     if type(value) is random.Random:
         _, words, spare = value.getstate()
-        return _digest(f"{hash(words)} {spare}".encode())  # of numbers, so it is the same in every process
+        return hex_digest(f"{hash(words)} {spare}".encode())  # of numbers, so it is the same in every process
     if type(value).__module__.startswith("numpy."):
         kept = value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state(legacy=False)
         words = kept["state"].pop("key", b"")
-        return _digest(f"{kept}".encode() + bytes(words))
+        return hex_digest(f"{kept}".encode() + bytes(words))
     return ""
-
-
-def _digest(data: bytes) -> str:
-    """64-bit BLAKE2b digest, 16 hex digits."""
-    return blake2b(data, digest_size=8).hexdigest()
 
 
 # ---
@@ -444,7 +439,7 @@ class DrawProbe(GuardedProbe):
             line = line_of(call.frame) or "-"
             if was_early:
                 self._take_moved()  # the move that it made is no draw
-                self._note(f"seed {call.function} {_seed_or_digest(call)} {line}")
+                self._note(f"seed {call.function} {_seed_orhex_digest(call)} {line}")
             elif not _is_checkpointing(call.frame):
                 self._count(call, line)
 
@@ -465,7 +460,7 @@ class DrawProbe(GuardedProbe):
         if times is not None:
             times[1:3] = step, times[2] + 1
         elif len(self._times) < MAX_PLACES:
-            times = self._times[where] = [step, step, 1, _seed_or_digest(call)]
+            times = self._times[where] = [step, step, 1, _seed_orhex_digest(call)]
         # written again where it is new, and where the number has doubled
         if times is not None and times[2] & (times[2] - 1) == 0:
             self._context.facts["seedings"] = self.seedings
@@ -560,7 +555,7 @@ def _is_checkpointing(frame: FrameType) -> bool:
     return any(each.f_globals.get("__name__") == _CHECKPOINTING for each in near)
 
 
-def _seed_or_digest(call: Call) -> object:
+def _seed_orhex_digest(call: Call) -> object:
     """`seed_word` of what a function that seeds was given; of one that sets a state, `#` and 16 hex digits of that."""
     value = call.first
     if call.name.endswith(("seed", "seed_all")):
@@ -570,4 +565,4 @@ def _seed_or_digest(call: Call) -> object:
             data = value.cpu().numpy().tobytes()
     else:
         data = repr(value).encode()
-    return f"#{_digest(data)}"
+    return f"#{hex_digest(data)}"

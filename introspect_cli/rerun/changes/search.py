@@ -35,7 +35,7 @@ from introspect_cli.rerun.recorded import decoded, encoded
 from introspect_cli.rerun.variant import Reference, Rerun, capture, check_read, result_of
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.run import open_run
-from introspect_cli.sums import source_digest
+from introspect_cli.sums import hex_digest
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -348,7 +348,7 @@ class Search:
         """
         recipe = self._recipe_with(elements)
         described = [
-            sorted((name, source_digest(data)) for name, data in files.items()),
+            sorted((name, hex_digest(data)) for name, data in files.items()),
             [self.command.options, self.command.links, recipe.options, recipe.started, recipe.arguments],
             self.reference.until,
             sorted(recipe.environment.items()),
