@@ -32,14 +32,6 @@ class Side(NamedTuple):
     text: str
 
 
-class Piece(NamedTuple):
-    """A statement in both versions of a file; None where it is not."""
-
-    file: str
-    a: Side | None
-    b: Side | None
-
-
 class Change(NamedTuple):
     """One statement that differs between two versions of a file.
 
@@ -67,7 +59,7 @@ class Change(NamedTuple):
     line: int = 0
     file_a: str = ""
     before: tuple[int, int] = (0, 0)
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[Change, ...] = ()
 
     @property
     def place(self) -> str:
@@ -184,10 +176,7 @@ def statements_of(
         yield from statements_of(file, [each for name in BLOCKS for each in getattr(node, name, ())], *inner)
 
 
-# --- how near a changed statement is to the first divergence, and by which clues
-
-SourceLine: TypeAlias = tuple[str, int]
-"""File and line of the user's code."""
+# --- how near a changed statement is to the first divergence
 
 
 class Nearness(str, Enum):
@@ -207,47 +196,6 @@ class Nearness(str, Enum):
 
 
 ORDER = list(Nearness)
-
-
-class Clues(NamedTuple):
-    """Names and lines on record at a divergence, with which changed statements are matched.
-
-    Attributes:
-        reason: the word of its reason; of a gap, that which would apply if all had been recorded.
-        gap: whether evidence is missing.
-        classes: of the module it is about and of those around it, the innermost first.
-        inside: classes of the modules inside it whose outputs are not on record.
-        models: what the script calls its models.
-        optimizers: classes of the optimizers that step.
-        words: names that differ or are known to matter: hyper-parameters, attributes, what one run only has.
-        lines: file and line of the user's code that the records of a and of b themselves name.
-        tensor: what the tensor is called in its module.
-        roots: classes of the modules that no other holds.
-        batch_is_equal: whether the batches of the step are on record and equal.
-        ran: classes of all modules that either run has.
-        evaluates: whether it is in an evaluation.
-        behind: of a place in the first forward pass, classes around it, each with what it calls the module that leads
-            there: what these run after it is no cause.
-        ahead: the class whose forward it is in, and what that calls the last module inside that agreed.
-        device: where the tensor is in both runs; "" where that is not known, or not the same.
-    """
-
-    reason: str
-    gap: bool = False
-    classes: tuple[str, ...] = ()
-    inside: tuple[str, ...] = ()
-    models: frozenset[str] = frozenset()
-    optimizers: tuple[str, ...] = ()
-    words: frozenset[str] = frozenset()
-    lines: tuple[tuple[SourceLine, ...], tuple[SourceLine, ...]] = ((), ())
-    tensor: str = ""
-    roots: tuple[str, ...] = ()
-    batch_is_equal: bool = False
-    ran: frozenset[str] = frozenset()
-    evaluates: bool = False
-    behind: tuple[tuple[str, str], ...] = ()
-    ahead: tuple[str, str] = ("", "")
-    device: str = ""
 
 
 class Ranked(NamedTuple):

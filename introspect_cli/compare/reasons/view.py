@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.records import ModuleInfo
     from introspect_cli.store.run import Settings
 
 
@@ -126,6 +127,11 @@ class View:
         return len(self.recorded("a", losses)), len(self.recorded("b", losses))
 
     # --- modules
+
+    @property
+    def modules(self) -> dict[str, ModuleInfo]:
+        """The modules of either run by name; of one that both have, what b says of it."""
+        return self.step.modules[0] | self.step.modules[1]
 
     @property
     def module(self) -> str:
