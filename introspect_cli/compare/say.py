@@ -27,7 +27,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "attribute": "{name} {a} -> {b}[ of {of}]",
     "dtype": "another precision: {a} -> {b}",
     "argument": "argument {name} {a} -> {b}",
-    "other-operators": "different operators run there in {other}[ ({line})]",
+    "other-operators": "different operators run there in {other}",
     "calls": "{module} runs {a} in this step of a and {b} in b",
     "recomputed": "{module} was recomputed under activation checkpointing: look at what it draws (preserve_rng_state)",
     # data and the script
@@ -155,21 +155,14 @@ _LEFT: Final[Mapping[str, str]] = {
     "draws-between": "random draws of one run since the last random state that agrees",
     "sent": "what the ranks compute and send, the order of collectives",
     "elsewhere": "what is outside of the records or of what was selected",
-    "between-agreeing": "what runs between the last value that agrees and this one",
 }
 
-MOMENTS: Final[Mapping[str, str]] = {
-    "late": " when it is first recorded, in step {step}",
-    "untrained": " before any training",
-    "begins": " when the step begins",
-    "forward": " after the forward pass",
-    "given": " that `functional_call` is given",
-    "within": " within the optimizer step",
-    "run-at": ", run at {source}",
-    "updated": " after the optimizer step",
-    "taken": ", as the optimizer sees it",
+MOMENTS: Final[Mapping[Phase, str]] = {
+    Phase.START: " when the step begins",
+    Phase.FORWARD: " in the forward pass",
+    Phase.OPTIMIZER: " at the optimizer step",
 }
-"""When a tensor or a state differs, after its name."""
+"""When a tensor, gradient or state differs, after its name."""
 
 _TOLD: Final[Mapping[str, str]] = {
     # where the runs agree
@@ -208,16 +201,14 @@ _TOLD: Final[Mapping[str, str]] = {
     "hidden": "[Some are NaN throughout in both runs, which hides what comes of it: {names}.]",
     "on-rank": "rank {rank}",
     "on-all-ranks": "on all {ranks} ranks",
-    "only-has-it": "only {side} has {name}{moment}",
+    "only-has-it": "only {side} has {name}[, run at {source}][{moment}]",
     "differs": "{name} differs[ ({far})]",
-    "differs-by": "{name}{moment}[, {size}][; b is {times} times a][; {place}]",
+    "differs-by": "{name}[, run at {source}][{moment}][, {size}][; b is {times} times a][; {place}]",
     "between": "in the forward code of {module}[, after {after}][, before {before}]",
     # what a reader can check
     "steps-before": "Compared steps before that agree{how}: {steps:,}.",
     "records-before": "Of {all} before it in step {step}, equal: {equal:,}[; within tolerance: {within:,}][; not "
     "observed in both runs: {unseen:,}].",
-    "first-tolerated": "The first difference within the tolerance is {first}.",
-    "alike": "Of the {kinds} recorded there, {differ} of {all} differ.",
     # a run that ended by an exception
     "exception": "{text}[, at {where}][ in {function}]",
     "raised": "[Run {run}][Both runs{both}] ended by an exception[ in {step}][ where run {other} goes on]: {words}.",
@@ -415,7 +406,7 @@ def what_diverges(divergence: Divergence) -> str:
     """Clause `x differs (distance)`, or `only a has x`."""
     name = what(divergence.site, divergence.module_class)
     if divergence.only:
-        return told("only-has-it", side=divergence.only, name=name, moment="")
+        return told("only-has-it", side=divergence.only, name=name)
     return told("differs", name=name, far=far(divergence))
 
 

@@ -304,7 +304,6 @@ READERS = {".json": json.loads, ".yaml": yaml.safe_load, ".toml": toml, ".ini": 
         ("c.json", '{"a": 1,\n "b": [1, 2]}', '{"a": 2,\n "b": [1, 3]}', [1, 2]),
         ("c.json", '{"a": 1}', '{"a": 1, "b": 2}', [1]),
         ("c.toml", "x = 1\n[t]\ny = 'a'\n", "x = 2\n[t]\n# why\ny = 'b'\nz = 1\n", [1, 3]),
-        ("c.ini", "[t]\ny = 1\n", "[t]\ny = 2\n", [2]),
         ("c.yaml", "a: 1\nb: 2\n", "# nothing\na: 1\nb:   2\n", []),
         ("c.yaml", "a: &x {k: 1}\nb: *x\n", "a: &x {k: 2}\nb: *x\n", [1]),
         ("c.yaml", "a: 1\n", "a: [1\n", None),

@@ -24,7 +24,9 @@ from introspect_cli.compare.settings.settings import (
     holds_tensors,
     read_by_one,
 )
+from introspect_cli.compare.table import kind_code
 from introspect_cli.compare.watched import is_list
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -133,7 +135,8 @@ def _weight(change: SettingChange, at: View | None, reason: Reason | None, *, of
     if at is None or reason is None:
         return 0.5
     weight = _weight_by_reason(at, reason, source, name, change)
-    late = not at.may_have_stepped and _is_of_optimizer(change)
+    before = at.site.phase not in {Phase.START, Phase.OPTIMIZER, Phase.EVAL} or at.site.kind is Kind.GRAD
+    late = before and not at.site.call and at.first.step == 0 and _is_of_optimizer(change)  # no optimizer has stepped
     rounds = at.first.size is Size.MORE and chooses_kernel(name)
     return min(weight, _USUAL) if late or rounds else weight
 
@@ -150,7 +153,8 @@ def _weight_by_reason(at: View, reason: Reason, source: str, name: str, change: 
         named = fed and re.match(rf"{re.escape(fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", name)
         return 0.97 if named else 0.85 if fed == "" else _USUAL
     if source == "schedulers":  # of what does not differ, no scheduler makes anything
-        scheduled = at.no_rates or {"lr", "momentum", "betas"} & {each.about for each in at.tuned}
+        recorded = kind_code(Kind.HYPERPARAMETER) in at.step.alignment.kind
+        scheduled = not recorded or {"lr", "momentum", "betas"} & {each.about for each in at.tuned}
         return max(0.9 * weights.get(OPTIMIZERS, _USUAL), _USUAL) if scheduled else _USUAL
     if source == FILES:
         tensors = weights.get("checkpoints", _USUAL) if holds_tensors(name) else _USUAL

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from difflib import SequenceMatcher, get_close_matches
-from itertools import takewhile, zip_longest
+from itertools import zip_longest
 from pathlib import PurePath
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -329,7 +329,7 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
 
     No difference are a name of a file that moved to another file with an equal value, one that one version alone binds
     (what reads it differs, unless functions of both versions read it), one that a loop or `__main__` binds and no
-    function reads, and a parameter's added or removed default.
+    function reads, and a default of a parameter that one version alone has.
     Where effects do not differ, calls that are made another number of times are differences.
 
     Args:
@@ -353,11 +353,8 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
 
     for place, other in sorted(pairs.items()):
         calls = a.calls[other], b.calls[place]
-        found = [
-            one
-            for one in differences(effects_of(a, other), effects_of(b, place))
-            if not (_is_called_as_often(one, *calls) or _is_added_default(one, a.nodes[other], b.nodes[place]))
-        ]
+        every = differences(effects_of(a, other), effects_of(b, place))
+        found = [one for one in every if not _changes_nothing(one, *calls)]
         yield from found
         if not found:  # the same values, of other calls: they may draw, or count
             by_key = [{call.key: call for call in made} for made in calls]
@@ -376,24 +373,11 @@ def _is_of_the_run(value: Value) -> bool:
     return main or value.kind == "after"
 
 
-def _is_added_default(one: Difference, a: ast.AST, b: ast.AST) -> bool:
-    """Whether the difference is a default that one of two functions alone has, behind all that both have.
+def _changes_nothing(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:
+    """Whether what one version alone has computes nothing else: a default, or a call that nobody uses the result of.
 
-    Calls of it mean what they meant.
-    """
-    part = one.a or one.b
-    if part is None or part.kind != "default" or None not in (one.a, one.b):
-        return False
-    mine, other = (a, b) if one.b is None else (b, a)
-    if not (isinstance(mine, FUNCTIONS) and isinstance(other, FUNCTIONS)):
-        return False
-    names, given = {argument.arg for argument, _ in parameters_of(other)}, mine.args
-    alone = [*takewhile(lambda each: each.arg not in names, reversed([*given.posonlyargs, *given.args]))]
-    return part.node in {*given.defaults[::-1][: len(alone)], *given.kw_defaults}
-
-
-def _is_called_as_often(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:
-    """Whether the difference is a call whose result nobody uses, and both versions make it equally often.
+    Calls that rely on the default, and what reads its parameter, differ themselves; the call has to be made equally
+    often.
 
     Args:
         one: the difference.
@@ -401,9 +385,11 @@ def _is_called_as_often(one: Difference, a: Sequence[Value], b: Sequence[Value])
         b: all calls in b.
     """
     part = one.a or one.b
-    if part is None or part.kind != "unused" or None not in (one.a, one.b):
+    if part is None or None not in (one.a, one.b):
         return False
-    return len({sum(call.key == part.parts[0].key for call in calls) for calls in (a, b)}) == 1
+    if part.kind == "unused":
+        return len({sum(call.key == part.parts[0].key for call in calls) for calls in (a, b)}) == 1
+    return part.kind == "default"
 
 
 def _learn_names(a: Version, b: Version, pairs: Mapping[Definition, Definition], found: Iterable[Difference]) -> bool:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.changes.statements import Definition
 
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-_TURNED = {ast.IsNot: ast.Is, ast.NotEq: ast.Eq, ast.NotIn: ast.In}
-_SWAPPED = {ast.Gt: ast.Lt, ast.GtE: ast.LtE}
+_TURNED = {"IsNot": "Is", "NotEq": "Eq", "NotIn": "In"}
+_SWAPPED = {"Gt": "Lt", "GtE": "LtE"}
 STATEMENTS = frozenset(
     {"do", "store", "return", "if", "loop", "with", "try", "match", "raise", "assert", "delete", "break", "continue"}
     | {"defines", "unused"}
@@ -227,16 +227,13 @@ class Reader:
 
         A chain of several keeps its operators and order.
         """
-        values = [self.value(each, env) for each in (node.left, *node.comparators)]
         if len(node.ops) > 1:
-            return self.make("compare", node, " ".join(type(op).__name__ for op in node.ops), *values)
-        one, two = values
-        kind: type[ast.cmpop] = type(node.ops[0])
-        if kind in _TURNED:
-            return self.make("not", node, self.make("compare", node, _TURNED[kind].__name__, one, two))
+            return self._generic_value(node, env)
+        kind, one, two = type(node.ops[0]).__name__, self.value(node.left, env), self.value(node.comparators[0], env)
         if kind in _SWAPPED:
             kind, one, two = _SWAPPED[kind], two, one
-        return self.make("compare", node, kind.__name__, one, two)
+        compared = self.make("compare", node, _TURNED.get(kind, kind), one, two)
+        return self.make("not", node, compared) if kind in _TURNED else compared
 
     def _on_ifexp(self, node: ast.IfExp, env: Environment) -> Value:
         test = self.value(node.test, env)

@@ -19,7 +19,7 @@ from introspect_cli.compare.reasons.base import cause, evidence_of, is_fed
 from introspect_cli.compare.reasons.ranks import reduction_factor
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step import PASSES
-from introspect_cli.compare.table import EQUAL, PHASES
+from introspect_cli.compare.table import DIFFERENT, EQUAL, PHASES
 from introspect_cli.derived import scale_between
 from introspect_cli.records import Kind, Phase
 
@@ -136,7 +136,7 @@ def left_in_gradient(at: View) -> Iterator[str]:
     parameter, and `penalty`. Where the distance is rounding, `_TOGETHER` is ruled out and a module uses the parameter,
     it is `rounding-in-backward` instead.
     """
-    gone, (differ, every) = excluded_handling(at), at.alike
+    gone, states = excluded_handling(at), at.step.state[at.step.of(Kind.GRAD, frozenset({at.site.phase}))]
     if max(run.world_size for run in at.runs) > 1:
         yield "reduction"
     if gone and at.rounding and at.parameter_user:
@@ -144,7 +144,7 @@ def left_in_gradient(at: View) -> Iterator[str]:
         return
     factor = at.first.scale is not None and not gone
     yield from (code for code in _TOGETHER + ("zero-grad", "gradient-by-hand") * (not factor) if code not in gone)
-    if differ != every and at.parameter_user:
+    if (states[states > 0] != DIFFERENT).any() and at.parameter_user:
         yield "use-in-module"
     yield "penalty"
 

@@ -234,21 +234,12 @@ def differing_settings(runs: tuple[Run, Run], recipes: tuple[Recipe, Recipe]) ->
     return changeable, secret
 
 
-def command_line(chosen: dict[str, Any]) -> list[str]:
+def command_line(chosen: Mapping[str, Sequence[str] | None]) -> list[str]:
     """Command-line words that `arguments` reads back as `chosen`: positional ones first, none for a value of None."""
-    line = [str(value) for name, value in chosen.items() if name.startswith(ARGUMENT) and value is not None]
-    for name, value in chosen.items():
-        if name.startswith(ARGUMENT) or value is None:
-            continue
-        option, _, part = name.partition(" ")
-        if value is True:
-            line.append(option)
-            continue
-        first, *more = map(str, value if isinstance(value, list) else [value])
-        if part and not part.startswith("("):
-            first = f"{part}={first}"  # `-p lr=1`
-        if more or (option.startswith("-") and first and not OPTION.match(first)):
-            line += [option, first, *more]
-        else:
-            line.append(f"{option}={first}")
+    line = [word for name, words in chosen.items() if name.startswith(ARGUMENT) for word in words or ()]
+    for name, words in chosen.items():
+        if words is not None and not name.startswith(ARGUMENT):
+            begins = words[0] if words else name
+            joined = not name.startswith("-") or not begins or (begins != name and OPTION.match(begins))
+            line += [f"{name}={begins}", *words[1:]] if joined else [name, *words]
     return line
