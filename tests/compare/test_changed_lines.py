@@ -173,7 +173,7 @@ def test_what_a_stopped_run_did_not_come_to_is_no_divergence(said, introspect, s
     assert "3 (0 to 2; the last did not end)" in introspect("show", "b").stdout
     document, _ = said(model, stopped.replace("lr=0.1", "lr=0.2"), base=model, base_train=plain)
     assert document["sentence"].startswith(
-        "First divergence at step 0: the parameter Net.a.weight after the optimizer step"
+        "First divergence at step 0: the parameter Net.a.weight at the optimizer step"
     )
 
 

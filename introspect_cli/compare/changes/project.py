@@ -37,7 +37,7 @@ from introspect_cli.compare.changes.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from introspect_cli.compare.changes.statements import Definition
     from introspect_cli.compare.changes.values import Interned
@@ -329,7 +329,7 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
 
     No difference are a name of a file that moved to another file with an equal value, one that one version alone binds
     (what reads it differs, unless functions of both versions read it), one that a loop or `__main__` binds and no
-    function reads, and a default of a parameter that one version alone has.
+    function reads, and the default of a parameter that came last.
     Where effects do not differ, calls that are made another number of times are differences.
 
     Args:
@@ -354,7 +354,7 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
     for place, other in sorted(pairs.items()):
         calls = a.calls[other], b.calls[place]
         every = differences(effects_of(a, other), effects_of(b, place))
-        found = [one for one in every if not _changes_nothing(one, *calls)]
+        found = [one for one in every if not _changes_nothing(one, (a, other), (b, place))]
         yield from found
         if not found:  # the same values, of other calls: they may draw, or count
             by_key = [{call.key: call for call in made} for made in calls]
@@ -373,23 +373,26 @@ def _is_of_the_run(value: Value) -> bool:
     return main or value.kind == "after"
 
 
-def _changes_nothing(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:
-    """Whether what one version alone has computes nothing else: a default, or a call that nobody uses the result of.
+def _changes_nothing(one: Difference, *held: tuple[Version, Definition]) -> bool:
+    """Whether what one version alone has computes nothing else.
 
-    Calls that rely on the default, and what reads its parameter, differ themselves; the call has to be made equally
-    often.
+    That is a call that nobody uses the result of, made equally often, and the default of a parameter behind all that
+    the other version has: calls mean what they meant.
 
     Args:
         one: the difference.
-        a: all calls in a.
-        b: all calls in b.
+        held: the function of a and that of b, each in its version.
     """
     part = one.a or one.b
     if part is None or None not in (one.a, one.b):
         return False
     if part.kind == "unused":
-        return len({sum(call.key == part.parts[0].key for call in calls) for calls in (a, b)}) == 1
-    return part.kind == "default"
+        return len({sum(call.key == part.parts[0].key for call in v.calls[place]) for v, place in held}) == 1
+    if part.kind != "default":
+        return False
+    mine, other = (v.nodes[place] for v, place in (held if one.b is None else held[::-1]))
+    behind = parameters_of(mine)[len(parameters_of(other)) :]
+    return part.node in {*mine.args.kw_defaults, *(default for _, default in behind)}
 
 
 def _learn_names(a: Version, b: Version, pairs: Mapping[Definition, Definition], found: Iterable[Difference]) -> bool:
