@@ -404,8 +404,7 @@ def changes_blocks(code: CodeChanges | None) -> list[Block]:
     for nearness in Nearness:
         changes = (change_lines(one) for one in code.ranked if one.nearness is nearness)
         blocks += section(f"{HEADS[nearness]}:", chain.from_iterable(changes))
-    others = [(name, ", in comments alone") for name in code.in_comments]
-    others += [(name, ", in the names of variables alone") for name in code.in_names]
+    others = [(name, ", in comments or names alone") for name in code.unchanged]
     others += [(name, f": {_WHY.get(why, why)}") for name, why in code.unread]
     blocks += [line(f"{clean(name)} changed{how}.", "dim") for name, how in others]
     blocks = blocks or [line(f"No source file on record differs ({count(code.compared, 'file')} compared).")]
@@ -496,13 +495,13 @@ def page_blocks(result: DiffResult) -> list[Block]:
     """
     blocks: list[Block] = []
     code, resumed = result.code, result.resumed
-    if code is not None and result.first is not None and (code.ranked or code.in_comments or code.in_names):
+    if code is not None and result.first is not None and (code.ranked or code.unchanged):
         shown = code._replace(ranked=code.likely[:_LIKELY])
-        blocks += changes_blocks(shown) if shown.ranked or code.in_comments or code.in_names else []
+        blocks += changes_blocks(shown) if shown.ranked or code.unchanged else []
         rest = code.ranked[len(shown.ranked) : _MOST]
         more = f"{count(len(code.ranked) - len(shown.ranked), 'more changed statement')} in {count(code.files, 'file')}"
         likely = len(code.likely) - len(shown.ranked) or "none"
-        folded = changes_blocks(code._replace(ranked=rest, in_comments=(), in_names=(), unread=()))
+        folded = changes_blocks(code._replace(ranked=rest, unchanged=(), unread=()))
         blocks += [Fold(f"{more}, {likely} of them likely", tuple(folded))] if rest else []
     if resumed is not None and result.first is not None:
         blocks.append(line(head_of(resumed)))

@@ -99,7 +99,7 @@ def test_a_mode_of_the_models_own_is_looked_at_where_a_step_was_not_recorded(sai
 
 def test_a_file_that_changed_in_comments_alone_explains_nothing(said, introspect, tmp_path):
     document, _ = said(MODEL.replace("class Net", "# a comment\nclass Net"), TRAIN.replace("seed(0)", "seed(1)"))
-    assert document["code"]["in_comments"] == []  # a secret is in that file: more than comments may differ
+    assert document["code"]["unchanged"] == []  # a secret is in that file: more than comments may differ
     assert document["code"]["unread"] == [{"file": "model.py", "why": "secret"}]
     open_model = MODEL.replace("hunter2-is-long", "")
     document, _ = said(open_model, TRAIN)

@@ -121,7 +121,7 @@ def code_changes(a: Run, b: Run) -> CodeChanges | None:
 
     Files have their names in b, and changes stand in the order of the code.
 
-    A file that seems to differ in comments or names alone is `unread` where what was redacted may differ too.
+    A file that seems to compute the same is `unread` where what was redacted may differ too.
 
     Raises:
         StoreError: the text of a file is damaged.
@@ -142,12 +142,12 @@ def code_changes(a: Run, b: Run) -> CodeChanges | None:
     side_a, side_b = (
         {name: kept[of[name]].text for name in differing if name in of and name not in unread} for kept, of in runs
     )
-    changes, *quiet = changed_between(side_a, side_b, names)
-    unread |= {name: "secret" for name in (*quiet[0], *quiet[1]) if not all(kept[of[name]].exact for kept, of in runs)}
-    in_comments, in_names = (tuple(name for name in each if name not in unread) for each in quiet)
+    changes, quiet = changed_between(side_a, side_b, names)
+    unread |= {name: "secret" for name in quiet if not all(kept[of[name]].exact for kept, of in runs)}
+    unchanged = tuple(name for name in quiet if name not in unread)
     every = [_texts_of(kept, of, differing) if changes else {} for kept, of in runs]
     ranked = tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
-    return CodeChanges(ranked, in_comments, in_names, tuple(unread.items()), len(names), (every[0], every[1]))
+    return CodeChanges(ranked, unchanged, tuple(unread.items()), len(names), (every[0], every[1]))
 
 
 def _names_in_b(runs: tuple[Run, Run], one: Sources, two: Sources) -> dict[str, str]:

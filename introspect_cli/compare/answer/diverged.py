@@ -197,8 +197,8 @@ def _nothing_changed_words(at: View, code: CodeChanges | None) -> tuple[str, ...
     if code is None or lacks or differ or code.ranked or code.unread:
         return ()
     random = {evidence.known for evidence in at.cause.rests_on(*RANDOM)}
-    quiet = bool(code.in_comments or code.in_names)
-    return (told("nothing-changed", quiet=quiet, random=at.cause.reason == "rng" or random != {Known.EQUAL}),)
+    is_random = at.cause.reason == "rng" or random != {Known.EQUAL}
+    return (told("nothing-changed", quiet=bool(code.unchanged), random=is_random),)
 
 
 # --- what of it leads to changed code

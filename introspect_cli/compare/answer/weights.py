@@ -235,7 +235,7 @@ def weighed_by_code(
     """
     keep, code = rounding and any(map(rounds_differently, settings)), code or CodeChanges()
     near = {one.change.file: None if keep and one.likely else _NEAR[one.nearness] for one in reversed(code.ranked)}
-    near |= dict.fromkeys((*code.in_comments, *code.in_names), _IN_COMMENTS)
+    near |= dict.fromkeys(code.unchanged, _IN_COMMENTS)
     files = ((one, near.get(one.name) or one.weight) for one in settings if one.source == "sources")
     weighed = [one._replace(weight=weight if one.explains else min(weight, one.weight)) for one, weight in files]
     others = (one for one in settings if one.source != "sources")

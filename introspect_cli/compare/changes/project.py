@@ -24,7 +24,7 @@ from introspect_cli.compare.changes.statements import (
     code_on_one_line,
     first_line,
     statements_of,
-    syntax_of,
+    tree_of,
 )
 from introspect_cli.compare.changes.values import (
     STATEMENTS,
@@ -223,19 +223,18 @@ def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Itera
 
 def changed_between(
     texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Iterable[str] = ()
-) -> tuple[list[Change], list[str], list[str]]:
-    """(changes as of `changed`, files that differ in comments and formatting alone, files that differ in names alone).
+) -> tuple[list[Change], list[str]]:
+    """(changes as of `changed`, files of both versions that have none).
 
     A file that Python cannot parse is one change of unit `file`. Arguments are those of `changed`.
     """
-    syntax = [{file: syntax_of(text) for file, text in texts.items()} for texts in (texts_a, texts_b)]
-    whole = [file for file in dict.fromkeys([*texts_a, *texts_b]) if None in (each.get(file, "") for each in syntax)]
+    every = dict.fromkeys([*texts_a, *texts_b])
+    whole = [file for file in every if None in (tree_of(each.get(file, "")) for each in (texts_a, texts_b))]
     parsed_a, parsed_b = ({f: t for f, t in texts.items() if f not in whole} for texts in (texts_a, texts_b))
     changes = [changed_file(file, texts_a.get(file), texts_b.get(file)) for file in whole]
     changes += changed(parsed_a, parsed_b, files)
-    quiet = parsed_a.keys() & parsed_b.keys() - {file for each in changes for file in (each.file, each.file_a)}
-    in_comments = [file for file in quiet if syntax[0][file] == syntax[1][file]]
-    return changes, sorted(in_comments), sorted(quiet - {*in_comments})
+    differ = {file for each in changes for file in (each.file, each.file_a)}
+    return changes, sorted((parsed_a.keys() & parsed_b.keys()) - differ)
 
 
 def _statements_of(

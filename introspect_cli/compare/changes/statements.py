@@ -90,20 +90,6 @@ def tree_of(text: str) -> ast.Module | None:
         return None
 
 
-def syntax_of(text: str) -> str | None:
-    """A file's syntax as text, without comments and docstrings, definitions sorted by name: to be compared.
-
-    None where Python cannot parse it.
-    """
-    tree = tree_of(text)
-    for node in [] if tree is None else ast.walk(tree):
-        if isinstance(node, (ast.Module, *DEFINITIONS)):
-            if ast.get_docstring(node, clean=False) is not None:
-                node.body.pop(0)
-            node.body.sort(key=lambda each: getattr(each, "name", "") if isinstance(each, DEFINITIONS) else "")
-    return None if tree is None else ast.dump(tree)
-
-
 def first_line(node: ast.stmt) -> int:
     """The line in which a statement begins, decorators included."""
     decorators = node.decorator_list if isinstance(node, DEFINITIONS) else ()
@@ -225,8 +211,7 @@ class CodeChanges(NamedTuple):
 
     Attributes:
         ranked: changed statements, the most likely cause first.
-        in_comments: files that differ in comments, formatting or the order of definitions alone.
-        in_names: files that differ in the names of variables, and in comments, alone.
+        unchanged: files that differ and compute the same: in comments, formatting, order or the names of variables.
         unread: files that differ and of which a text is not there, with why: `text` (a run did not keep it), `secret`
             (only what was redacted can differ, or comments), `binary`.
         compared: how many files either run has a digest of, one that was renamed counted once.
@@ -234,8 +219,7 @@ class CodeChanges(NamedTuple):
     """
 
     ranked: tuple[Ranked, ...] = ()
-    in_comments: tuple[str, ...] = ()
-    in_names: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     compared: int = 0
     texts: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})

@@ -24,7 +24,6 @@ from introspect_cli.compare.changes.statements import (
     changed_file,
     first_line,
     statements_of,
-    syntax_of,
     tree_of,
 )
 from introspect_cli.compare.settings.settings import parsed
@@ -90,11 +89,25 @@ def apply_edits(file: str, edits: Sequence[Edit], text_a: str, text_b: str) -> s
 
 
 def _parse(file: str, text: str) -> Any:
-    """A comparable form of a text: for `.py` its syntax (`syntax_of`), else parsed data.
+    """A comparable form of a text: for `.py` its syntax (`_syntax_of`), else parsed data.
 
     None where it cannot be parsed, or the ending of `file` is of no known format.
     """
-    return syntax_of(text) if file.endswith(".py") else parsed(text, PurePath(file).suffix.lower())
+    return _syntax_of(text) if file.endswith(".py") else parsed(text, PurePath(file).suffix.lower())
+
+
+def _syntax_of(text: str) -> str | None:
+    """A file's syntax as text, without comments and docstrings, definitions sorted by name: to be compared.
+
+    None where Python cannot parse it.
+    """
+    tree = tree_of(text)
+    for node in [] if tree is None else ast.walk(tree):
+        if isinstance(node, (ast.Module, *DEFINITIONS)):
+            if ast.get_docstring(node, clean=False) is not None:
+                node.body.pop(0)
+            node.body.sort(key=lambda each: getattr(each, "name", "") if isinstance(each, DEFINITIONS) else "")
+    return None if tree is None else ast.dump(tree)
 
 
 def _lines(text: str) -> list[str]:
