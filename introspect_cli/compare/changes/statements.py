@@ -32,6 +32,14 @@ class Side(NamedTuple):
     text: str
 
 
+class Piece(NamedTuple):
+    """A statement in both versions of a file; None where it is not."""
+
+    file: str
+    a: Side | None
+    b: Side | None
+
+
 class Change(NamedTuple):
     """One statement that differs between two versions of a file.
 
@@ -59,7 +67,7 @@ class Change(NamedTuple):
     line: int = 0
     file_a: str = ""
     before: tuple[int, int] = (0, 0)
-    pieces: tuple[Change, ...] = ()
+    pieces: tuple[Piece, ...] = ()
 
     @property
     def place(self) -> str:

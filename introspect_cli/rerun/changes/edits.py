@@ -20,6 +20,7 @@ from introspect_cli.compare.changes.statements import (
     DEFINITIONS,
     FUNCTIONS,
     Change,
+    Piece,
     Side,
     changed_file,
     first_line,
@@ -210,12 +211,14 @@ def _joined(pieces: Sequence[Change], computes: Sequence[Change]) -> Change:
     computing = [(piece, one) for one in computes for piece in pieces if overlaps(piece, one)]
     head, line = (computing[0][0], computing[0][1].line) if computing else (pieces[0], 0)
     inside = head.b is not None and head.b.first <= line <= head.b.last
-    return head._replace(pieces=tuple(pieces) if len(pieces) > 1 else (), line=line if inside else 0)
+    rest = tuple(Piece(piece.file, piece.a, piece.b) for piece in pieces) if len(pieces) > 1 else ()
+    return head._replace(pieces=rest, line=line if inside else 0)
 
 
 def overlaps(edit: Change, other: Change) -> bool:
     """Whether `other` has a line in common, in a or in b, with `edit` or any of its pieces."""
-    for each in (edit, *edit.pieces):
+    pieces: tuple[Change | Piece, ...] = edit, *edit.pieces
+    for each in pieces:
         sides = ((each.a, other.a, other.file_a or other.file), (each.b, other.b, other.file))
         for one, two, file in sides:
             if one and two and each.file == file and one.first <= two.last and two.first <= one.last:
