@@ -15,7 +15,7 @@ from introspect_cli.compare.evidence import Evidence, Known, Thing, with_state
 from introspect_cli.compare.measure import moments, rounding, same_numbers, shapes_differ
 from introspect_cli.compare.result import RESOLUTION, Certainty, Divergence, Fact, Finding, Part, Resumption
 from introspect_cli.compare.table import MODULE_KINDS
-from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status, Summary
+from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +39,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "summed": "b is {times} times a, by as many as {of}: a sum where a mean was expected, or the other way round",
     # updates
     "other-optimizer": "the optimizer is {a} in a and {b} in b",
-    "owed": "in {side} the gradient is a partial sum on each rank when the optimizer takes it: it was not reduced",
     "changed-hands": "{a} steps it in a, {b} in b",
     "hyperparameter": "{name} {a} -> {b}",
     "untouched": "in {side} the optimizer[ ({name})] leaves it as it was",
@@ -97,18 +96,14 @@ LEFT_OUT_ARGUMENT, WHOLE_VALUE = "left out", "the value"
 _FACTORS = {"world": "ranks", "group": "the data-parallel ranks"}
 
 _LEFT: Final[Mapping[str, str]] = {
-    "code": "its code",
-    "options": "its options",
-    "mode": "train/eval mode",
-    "kernel": "the kernel",
+    "code": "its code, train/eval mode",
+    "kernel": "its options, the kernel",
     "draws-before": "other random numbers drawn before it in this step",
     "parameters-after": "parameters that changed after they were recorded (.data, numpy)",
     "forward-code": "the forward code, or what it keeps from earlier calls",
     "backward-of-operator": "how it is computed, or the options of its forward operator",
     "batch-size": "batch size, sequence length, cropping or padding",
-    "conversion": "how the data is converted",
-    "this-part": "how this part of the samples is made (the rest of the batch is equal)",
-    "samples": "order of the samples, the seed of the data, workers, augmentation, files",
+    "samples": "order of the samples, the seed of the data, workers, augmentation, conversion, files",
     "data": "the data pipeline (no data loader was recorded)",
     "from-outputs": "what the script computes from module outputs, values of the script (targets, masks, weights)",
     "preparation": "the script's preparation of it (preprocessing, noise, masks, positions)",
@@ -124,24 +119,19 @@ _LEFT: Final[Mapping[str, str]] = {
     "backward-through": "the backward pass through this module",
     "backward-of-user": "the backward pass of what uses that output",
     "reduction": "its reduction over the ranks",
-    "clipping": "clipping",
-    "unscaling": "unscaling",
-    "accumulation": "accumulation",
+    "factors": "clipping, unscaling, accumulation",
     "zero-grad": "zero_grad",
     "gradient-by-hand": "another change of the gradient (by value, by hand)",
     "rounding-in-backward": "rounding in the backward pass of its module",
     "use-in-module": "how its module uses the parameter",
     "penalty": "a penalty on the parameters in the loss",
-    "optimizer": "the optimizer",
-    "optimizer-state": "its state",
-    "hyperparameters": "hyper-parameters (not recorded in this step)",
+    "optimizer": "the optimizer, what was not recorded of its state and hyper-parameters",
     "gradients-in-step": "the gradients it computed (zero_grad)",
     "by-hand": "the script changes it by hand (a moving average, copying, in-place code)",
     "updates": "momentum, train/eval mode, a different number of updates",
     "other-rank": "buffers of another rank (DDP broadcasts them where broadcast_buffers is set)",
     "before-recorded": "it was built, copied or updated differently before",
-    "cast": "the model was cast",
-    "sizes": "the model is built with other sizes",
+    "built": "the model is built with other sizes or types",
     "initialisation": "its initialisation",
     "seed": "the seed",
     "checkpoint": "another checkpoint, a change by the script before it was recorded",
@@ -150,9 +140,8 @@ _LEFT: Final[Mapping[str, str]] = {
     "evaluation-in-train": "an evaluation in train mode",
     "outside": "a change outside of an optimizer step (loading a checkpoint, a moving average, copying, in-place code)",
     "steps-between": "the steps between, which cannot be compared",
-    "draws-before-state": "a different number of draws before it",
-    "script-generator": "seeding, setting or drawing of the script",
-    "draws-between": "random draws of one run since the last random state that agrees",
+    "seed-or-draws": "the seed, a different number of draws before it",
+    "draws-between": "draws of one run since the last random state that agrees, seeding or setting by the script",
     "sent": "what the ranks compute and send, the order of collectives",
     "elsewhere": "what is outside of the records or of what was selected",
 }
@@ -510,16 +499,8 @@ def both_values(divergence: Divergence) -> str:
     a, b = divergence.a, divergence.b
     if a is None or b is None or a.layout.numel != 1 or b.layout.numel != 1:
         return ""
-    one, two = (_value(side) for side in (a, b))
+    one, two = (side.text or (f"{side.stats['mean']:.6g}" if "mean" in side.stats else "") for side in (a, b))
     return f"{one} in a, {two} in b" if one and two and one != two else ""
-
-
-def _value(summary: Summary) -> str:
-    """A single number as text; where ranks' numbers were gathered, their mean, with how many they are."""
-    mean = f"{summary.stats['mean']:.6g}" if "mean" in summary.stats else ""
-    if summary.joined is Joined.GATHERED and mean:
-        return f"{mean} as the mean of {summary.text.removesuffix(' together')}"
-    return summary.text or mean
 
 
 # --- evidence

@@ -35,7 +35,7 @@ _REST = 1e-5
 """What is left of a gradient beside the best multiple of the other, where that is no rounding of a factor."""
 
 
-_TOGETHER = ("clipping", "unscaling", "accumulation")
+_TOGETHER = "factors"
 """What multiplies all gradients by one factor, where a step has one backward pass."""
 
 
@@ -52,8 +52,8 @@ def excluded_handling(at: View) -> frozenset[str]:
     if several or at.site.call or sparse:
         return frozenset()
     if max(map(len, at.optimizers)) < 2 and _has_equal_gradient(at):
-        return frozenset({*_TOGETHER, "zero-grad"})
-    return frozenset(_TOGETHER if _has_no_factor(at) else ())
+        return frozenset({_TOGETHER, "zero-grad"})
+    return frozenset({_TOGETHER} if _has_no_factor(at) else ())
 
 
 def _has_equal_gradient(at: View) -> bool:
@@ -143,7 +143,7 @@ def left_in_gradient(at: View) -> Iterator[str]:
         yield "rounding-in-backward"
         return
     factor = at.first.scale is not None and not gone
-    yield from (code for code in _TOGETHER + ("zero-grad", "gradient-by-hand") * (not factor) if code not in gone)
+    yield from (code for code in (_TOGETHER, *("zero-grad", "gradient-by-hand") * (not factor)) if code not in gone)
     if (states[states > 0] != DIFFERENT).any() and at.parameter_user:
         yield "use-in-module"
     yield "penalty"
