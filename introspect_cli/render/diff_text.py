@@ -23,7 +23,7 @@ from introspect_cli.compare.result import (
 )
 from introspect_cli.compare.say import head_of, parts_words
 from introspect_cli.compare.settings.differences import describe
-from introspect_cli.records import Kind, Status, Summary
+from introspect_cli.records import Status, Summary
 from introspect_cli.render.blocks import (
     Block,
     Column,
@@ -98,11 +98,8 @@ def diff_blocks(
         rest = rest_of(len(result.divergences), len(listed), "--all lists them")
         blocks += rest if moments else _rest(result, len(by_rank) + len(listed), more)
     style = "" if result.verdict is Verdict.SAME else "unsure"
-    return [
-        *blocks,
-        *([line()] * bool(result.notes)),
-        *(line(f"Note: {clean(note)}", style) for note in result.notes),
-    ]
+    notes = [line(f"Note: {clean(note)}", style) for note in result.notes]
+    return [*blocks, *[line()] * bool(notes), *notes]
 
 
 # --- the answer in short
@@ -262,7 +259,7 @@ def module_of(divergence: Divergence) -> str:
 def glance(divergence: Divergence) -> tuple[str, str]:
     """(a, b) in a few characters: plain values, else what differs first: shape, dtype, NaN or Inf count, a statistic.
 
-    Random states by the beginning of their checksums; `(none)` for a side without a record.
+    `(none)` for a side without a record.
     """
     a, b = divergence.a, divergence.b
     if a is None or b is None or Status.VALUE in (a.status, b.status):
@@ -272,8 +269,6 @@ def glance(divergence: Divergence) -> tuple[str, str]:
         return forms[0][0], forms[1][0]
     if a.layout.dtype != b.layout.dtype:
         return forms[0][1], forms[1][1]
-    if divergence.site.kind is Kind.RNG:
-        return f"#{a.checksum:016x}"[:9], f"#{b.checksum:016x}"[:9]
     for name, word in (("nans", "NaN"), ("infs", "Inf")):
         if a.stats.get(name, 0) != b.stats.get(name, 0):
             return f"{a.stats.get(name, 0):.0f} {word}", f"{b.stats.get(name, 0):.0f} {word}"
@@ -366,8 +361,7 @@ def statistics_words(divergence: Divergence) -> str:
 def elements_words(elements: Elements) -> str:
     """How two whole tensors differ, in a line: how many elements, by how much, where."""
     share = f" ({number(100 * elements.differing / elements.total, 3)} %)" if elements.total else ""
-    verb = "differs" if elements.differing == 1 else "differ"
-    words = f"{elements.differing:,} of {count(elements.total, 'element')} {verb}{share}"
+    words = f"{elements.differing:,} of {count(elements.total, 'element')} differ{share}"
     if elements.largest is not None:
         words += f", max |a-b| {number(elements.largest, 3)} at {list(elements.where)}"
     if elements.first != elements.where:

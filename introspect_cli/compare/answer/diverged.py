@@ -66,8 +66,7 @@ def mark_only_change(code: CodeChanges | None, settings: Sequence[SettingChange]
     """
     if code is None or len(code.ranked) != 1 or code.unread or code.likely or not code.ranked[0].can_matter:
         return code
-    others = [change for change in settings if change.source not in {*MADE_BY_CODE, "hardware"}]
-    alone = all(change.weight <= SAYS_NOTHING for change in others)
+    alone = all(one.weight <= SAYS_NOTHING for one in settings if one.source not in {*MADE_BY_CODE, "hardware"})
     return code._replace(ranked=(code.ranked[0]._replace(nearness=Nearness.ALONE),)) if alone else code
 
 

@@ -7,7 +7,6 @@ random state. Noise such as a shell's working directory is left out.
 from __future__ import annotations
 
 import re
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.statements import CodeChanges, Nearness
@@ -169,9 +168,6 @@ def _weight_by_reason(at: View, reason: Reason, source: str, name: str, change: 
     return max(min(base, 1.0), 0.5 * (source == RECORDED))
 
 
-_WEIGHT = attrgetter("weight")
-
-
 def setting_changes(
     a: Run, b: Run, at: View | None = None, reason: Reason | None = None, *, offset: bool = False
 ) -> tuple[SettingChange, ...]:
@@ -213,7 +209,7 @@ def setting_changes(
     named = [change for change in changes if change.source == "environment" and change.weight > SAYS_NOTHING]
     if at is not None and len(named) <= 3 and all(change.weight < 0.6 for change in changes):  # it is one of these
         changes = [one._replace(weight=0.8) if one in named else one for one in changes]
-    return tuple(sorted(changes, key=_WEIGHT, reverse=True))
+    return tuple(sorted(changes, key=lambda one: -one.weight))
 
 
 _NEAR = dict(zip(Nearness, (0.98, 0.95, 0.85, 0.7, 0.7, UNLIKELY), strict=True))
@@ -239,4 +235,4 @@ def weighed_by_code(
     files = ((one, near.get(one.name) or one.weight) for one in settings if one.source == "sources")
     weighed = [one._replace(weight=weight if one.explains else min(weight, one.weight)) for one, weight in files]
     others = (one for one in settings if one.source != "sources")
-    return tuple(sorted((*others, *weighed), key=_WEIGHT, reverse=True))
+    return tuple(sorted((*others, *weighed), key=lambda one: -one.weight))
