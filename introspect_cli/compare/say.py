@@ -15,7 +15,7 @@ from introspect_cli.compare.evidence import Evidence, Known, Thing, with_state
 from introspect_cli.compare.measure import moments, rounding, same_numbers, shapes_differ
 from introspect_cli.compare.result import RESOLUTION, Certainty, Divergence, Fact, Finding, Part, Resumption
 from introspect_cli.compare.table import MODULE_KINDS
-from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
+from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,7 +103,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "forward-code": "the forward code, or what it keeps from earlier calls",
     "backward-of-operator": "how it is computed, or the options of its forward operator",
     "batch-size": "batch size, sequence length, cropping or padding",
-    "samples": "order of the samples, the seed of the data, workers, augmentation, conversion, files",
+    "samples": "the data set, its files, order, seeds, workers, augmentation, conversion",
     "data": "the data pipeline (no data loader was recorded)",
     "from-outputs": "what the script computes from module outputs, values of the script (targets, masks, weights)",
     "preparation": "the script's preparation of it (preprocessing, noise, masks, positions)",
@@ -493,10 +493,10 @@ def named(site: Site, module_class: str) -> str:
 def both_values(divergence: Divergence) -> str:
     """`1 in a, 2 in b` where both runs have one number each: its text, else a tensor's mean, to six digits.
 
-    "" for other tensors, where one run has none, or for equal texts.
+    "" for other tensors, where one run has none or several, or for equal texts.
     """
     a, b = divergence.a, divergence.b
-    if a is None or b is None or a.layout.numel != 1 or b.layout.numel != 1:
+    if a is None or b is None or any(s.layout.numel != 1 or s.joined is Joined.GATHERED for s in (a, b)):
         return ""
     one, two = (side.text or (f"{side.stats['mean']:.6g}" if "mean" in side.stats else "") for side in (a, b))
     return f"{one} in a, {two} in b" if one and two and one != two else ""

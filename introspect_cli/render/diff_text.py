@@ -23,7 +23,7 @@ from introspect_cli.compare.result import (
 )
 from introspect_cli.compare.say import head_of, parts_words
 from introspect_cli.compare.settings.differences import describe
-from introspect_cli.records import Status, Summary
+from introspect_cli.records import Kind, Status, Summary
 from introspect_cli.render.blocks import (
     Block,
     Column,
@@ -259,7 +259,7 @@ def module_of(divergence: Divergence) -> str:
 def glance(divergence: Divergence) -> tuple[str, str]:
     """(a, b) in a few characters: plain values, else what differs first: shape, dtype, NaN or Inf count, a statistic.
 
-    `(none)` for a side without a record.
+    Random states by the beginning of their checksums; `(none)` for a side without a record.
     """
     a, b = divergence.a, divergence.b
     if a is None or b is None or Status.VALUE in (a.status, b.status):
@@ -269,6 +269,8 @@ def glance(divergence: Divergence) -> tuple[str, str]:
         return forms[0][0], forms[1][0]
     if a.layout.dtype != b.layout.dtype:
         return forms[0][1], forms[1][1]
+    if divergence.site.kind is Kind.RNG:
+        return f"#{a.checksum:016x}"[:9], f"#{b.checksum:016x}"[:9]
     for name, word in (("nans", "NaN"), ("infs", "Inf")):
         if a.stats.get(name, 0) != b.stats.get(name, 0):
             return f"{a.stats.get(name, 0):.0f} {word}", f"{b.stats.get(name, 0):.0f} {word}"
@@ -364,8 +366,6 @@ def elements_words(elements: Elements) -> str:
     words = f"{elements.differing:,} of {count(elements.total, 'element')} differ{share}"
     if elements.largest is not None:
         words += f", max |a-b| {number(elements.largest, 3)} at {list(elements.where)}"
-    if elements.first != elements.where:
-        words += f"; first at {list(elements.first)}"
     return words
 
 

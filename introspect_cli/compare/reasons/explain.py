@@ -20,7 +20,7 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
 
-_STATES = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})
+_HELD = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE, Kind.RNG})
 _RAN_UNSEEN = {Thing.PASSED_OVER: "passed-over", Thing.RAN_UNSEEN: "ran-unseen"}
 _NEVER_RANDOM = frozenset({"backward", "plain", "loss"})
 
@@ -68,7 +68,7 @@ def _head_of(at: View) -> str:
     if after and after == before:
         after, before = f"call {site.call - 1} of {after}", f"call {site.call}"
     name = what(site, "" if at.explained_reason in {"script", "backward", "propagated"} else first.module_class)
-    where = {"name": name, "moment": say.MOMENTS.get(site.phase, "") * (site.kind in _STATES), "source": first.source}
+    where = {"name": name, "moment": say.MOMENTS.get(site.phase, "") * (site.kind in _HELD), "source": first.source}
     if first.only:
         return told("only-has-it", side=first.only, **where)
     values = both_values(first) if site.kind is not Kind.RNG else ""
