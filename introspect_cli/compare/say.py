@@ -15,7 +15,7 @@ from introspect_cli.compare.evidence import Evidence, Known, Thing, with_state
 from introspect_cli.compare.measure import moments, rounding, same_numbers, shapes_differ
 from introspect_cli.compare.result import RESOLUTION, Certainty, Divergence, Fact, Finding, Part, Resumption
 from introspect_cli.compare.table import MODULE_KINDS
-from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status
+from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -493,13 +493,21 @@ def named(site: Site, module_class: str) -> str:
 def both_values(divergence: Divergence) -> str:
     """`1 in a, 2 in b` where both runs have one number each: its text, else a tensor's mean, to six digits.
 
-    "" for other tensors, where one run has none or several, or for equal texts.
+    "" for other tensors, where one run has none, or for equal texts.
     """
     a, b = divergence.a, divergence.b
-    if a is None or b is None or any(s.layout.numel != 1 or s.joined is Joined.GATHERED for s in (a, b)):
+    if a is None or b is None or a.layout.numel != 1 or b.layout.numel != 1:
         return ""
-    one, two = (side.text or (f"{side.stats['mean']:.6g}" if "mean" in side.stats else "") for side in (a, b))
+    one, two = (_value(side) for side in (a, b))
     return f"{one} in a, {two} in b" if one and two and one != two else ""
+
+
+def _value(summary: Summary) -> str:
+    """A single number as text; where ranks' numbers were gathered, their mean, with how many they are."""
+    mean = f"{summary.stats['mean']:.6g}" if "mean" in summary.stats else ""
+    if summary.joined is Joined.GATHERED and mean:
+        return f"{mean} as the mean of {summary.text.removesuffix(' together')}"
+    return summary.text or mean
 
 
 # --- evidence
