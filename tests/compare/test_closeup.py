@@ -79,7 +79,7 @@ def right(tmp_path_factory):
 FAULTS = {
     "one head": ("Model.attn", "", "b is 1.25 times a"),
     "padding": ("Model.tail", "", "b is 3 times a"),
-    "a row": ("Model.attn.proj.weight", "row 5 alone (of 32), every element there", "b is 0 in all of them"),
+    "a row": ("Model.attn.proj.weight", "row 5 (of 32), every element there", "b is 0 in all of them"),
 }
 """The wheres and hows themselves are those of `test_compare_pattern.py`."""
 

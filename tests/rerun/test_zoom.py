@@ -149,7 +149,7 @@ def test_a_divergence_between_recorded_steps_is_found_where_it_began(pair):
     place = pair("--fault-at", "3", before=("--steps", "::5"))
     said = introspect(place, "zoom", "a", "b", code=1)
     assert "First divergence at step 3" in said
-    assert "which: row 2 alone (of 4), every element there." in said
+    assert "which: row 2 (of 4), every element there." in said
     assert "how: b is 2 times a." in said
     assert "where it ran, its source files unchanged" in said
 
