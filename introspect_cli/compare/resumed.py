@@ -39,7 +39,7 @@ from introspect_cli.compare.say import key_of, some
 from introspect_cli.compare.settings.beginning import DOCUMENT
 from introspect_cli.compare.table import ONLY_A, ONLY_B, WITHIN, Alignment, kind_code
 from introspect_cli.compare.watched import STATE_KINDS, observed_kinds
-from introspect_cli.labels import Labels, step_words
+from introspect_cli.labels import Label, Labels, step_words
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
 from introspect_cli.store.batch import StepBatch, prepend_rows
 
@@ -504,6 +504,7 @@ def resumption_of(resume: ResumePoint, *, is_cut: bool) -> Resumption:
         resume.part("scaler", [resume.firsts], lambda at: _numbers(at, lambda of: of[0] == SCALER), matters=False),
         *_random(resume),
         where,
+        resume.part("counters", [resume.firsts], _counters)._replace(matters=False),
         # other copies differ once anything that they are made of does
         resume.part("averaged copies", _while_equal(resume), _copies, once=True, matters=False),
     )
@@ -556,6 +557,12 @@ def _numbers(at: At, wanted: Callable[[tuple[str, str]], bool]) -> dict[tuple[st
     """Numbers among the settings of optimizers and scalers in a step, by those (name, path) that are wanted."""
     every = at.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
     return {of: value for of, value in every if value is not None and wanted(of)}
+
+
+def _counters(at: At) -> dict[tuple[str, str], Label]:
+    """The labels `global_step` and `epoch` of a step; nothing rests on them."""
+    labels = at.reader.labels.get(at.step, {})
+    return {(name, ""): labels[name] for name in ("global_step", "epoch") if name in labels}
 
 
 def _while_equal(resume: ResumePoint) -> Iterator[tuple[At, At]]:
