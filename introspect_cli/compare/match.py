@@ -326,29 +326,13 @@ def equal_pairs(one: Held, two: Held, order: Iterable[str]) -> dict[str, str]:
                 holders[feature][side].append(name)
     few = (product(*names) for names in holders.values() if len(names[0]) * len(names[1]) <= _MAX_PAIRS)
     places = {name: place for place, name in enumerate(order)}
-    return assigned(
-        {
-            (old, new): (-count, old != new, -_likeness(old, new), places.get(new))
-            for (old, new), count in Counter(chain.from_iterable(few)).items()
-        }
-    )
-
-
-def assigned(ranks: Mapping[NamePair, Any]) -> dict[str, str]:
-    """The partner of each old name, where each name gets one at most, the lowest rank first.
-
-    Pairs of one rank that share a name are dropped, and their names get no partner.
-
-    Args:
-        ranks: (old name, new name) to its rank, anything that can be sorted.
-    """
-    levels: dict[Any, list[NamePair]] = defaultdict(list)
-    for pair, rank in ranks.items():
-        levels[rank].append(pair)
+    ranks: dict[Any, list[NamePair]] = defaultdict(list)
+    for (old, new), count in Counter(chain.from_iterable(few)).items():
+        ranks[-count, old != new, -_likeness(old, new), places.get(new)].append((old, new))
     partners: dict[str, str] = {}
     gone: tuple[set[str], set[str]] = (set(), set())
-    for rank in sorted(levels):
-        free = [pair for pair in levels[rank] if pair[0] not in gone[0] and pair[1] not in gone[1]]
+    for rank in sorted(ranks):
+        free = [pair for pair in ranks[rank] if pair[0] not in gone[0] and pair[1] not in gone[1]]
         times = Counter(old for old, _ in free), Counter(new for _, new in free)
         partners |= {old: new for old, new in free if times[0][old] == times[1][new] == 1}
         for names, taken in zip(gone, times, strict=True):

@@ -344,27 +344,23 @@ def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
         sides: both runs.
         by_labels: what `offset_by_labels` gives; 0 for none.
     """
-    a, b = sides.a, sides.b
     if by_labels:
-        return by_labels, (
-            f"Steps with the same global_step are compared, step {max(by_labels, 0)} of a with step "
-            f"{max(-by_labels, 0)} of b (--offset {by_labels}): one of the runs counts on from a checkpoint."
-        )
-    if not len(a) or not len(b) or a.entry(0).digest == b.entry(0).digest:
+        steps = f"step {max(by_labels, 0)} of a is compared with step {max(-by_labels, 0)} of b (--offset {by_labels})"
+        return by_labels, f"Steps with the same global_step are compared: {steps}."
+    if not len(sides.a) or not len(sides.b) or sides.a.entry(0).digest == sides.b.entry(0).digest:
         return 0, ""
     firsts = _first_steps(sides)
     for late, whole, (other, begins) in (("b", "a", firsts), ("a", "b", firsts[::-1])):
         step, trained = _begins_after(begins, other)
         if step in {None, begins.step}:
             continue
-        decided, offset = trained or bool(_read_more(sides, late)), (step - begins.step) * (1 if late == "b" else -1)
-        after = step_words(step - 1, other.reader.labels.get(step - 1, {}))
-        what, alone = ("what", "") if decided else ("the parameters that", ", and nothing else says that it is resumed")
-        return offset * decided, (
-            f"Run {late} begins with {what} run {whole} has after {after}{alone}: "
-            f"step {begins.step} of {late} is {'' if decided else 'not '}compared with step {step} of {whole} "
-            f"(--offset {offset})."
-        )
+        offset = (step - begins.step) * (1 if late == "b" else -1)
+        after = f"run {whole} has after {step_words(step - 1, other.reader.labels.get(step - 1, {}))}"
+        compared = f"step {begins.step} of {late} is compared with step {step} of {whole} (--offset {offset})"
+        if trained or _read_more(sides, late):
+            return offset, f"Run {late} begins with what {after}: {compared}."
+        alone = f"Run {late} begins with the parameters that {after}, and nothing else says that it is resumed"
+        return 0, f"{alone} (--offset {offset} compares these steps)."
     return 0, ""
 
 
