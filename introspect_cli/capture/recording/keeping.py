@@ -23,7 +23,7 @@ from introspect_cli.tensors.views import in_memory
 from introspect_cli.texts import count, human_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -44,7 +44,8 @@ HISTORY = 100
 MIN_LOSSES = 5
 """Losses that must be known before anything is said of what is usual."""
 
-_TELLING = [kind.value for kind in (Kind.LOSS, Kind.OUTPUT, Kind.PARAM, Kind.BUFFER)]
+NANS, INFS = ("nans",), ("posinfs", "neginfs")
+_TELLING = (Kind.LOSS, Kind.OUTPUT, Kind.PARAM, Kind.BUFFER)
 """Kinds in which a NaN ends a run with `--until-nan`. A gradient scaler meets NaN gradients by design."""
 
 FULL_FIRST = 10
@@ -66,17 +67,27 @@ class Records(NamedTuple):
     columns: Mapping[str, NDArray[Any]]
     numel: Callable[[int], int]
 
-    def losses(self) -> list[float]:
-        """Mean of each loss; inf where an element is NaN or infinite. A mean that is NaN otherwise is left out.
+    def count(self, columns: Sequence[str], kinds: Sequence[Kind] = tuple(Kind)) -> float:
+        """How many elements the columns count in records of some kinds; 0 where they are not recorded."""
+        rows = np.isin(self.kinds, [kind.value for kind in kinds])
+        counts = [self.columns[name][rows] for name in columns if name in self.columns]
+        return float(sum(np.maximum(one, 0).sum() for one in counts))
 
-        [] where means are not recorded.
-        """
-        means = self.columns.get("mean")
-        if means is None:
-            return []
-        rows = np.flatnonzero(self.kinds == Kind.LOSS.value)
-        losses = np.where(self._not_finite(rows) > 0, math.inf, means[rows])
-        return [loss for loss in losses.tolist() if not math.isnan(loss)]
+    def has_nan(self) -> bool:
+        """Whether any loss, output, parameter or buffer holds a NaN; NaNs of gradients do not count."""
+        return self.count(NANS, _TELLING) > 0
+
+    def is_infinite(self) -> bool:
+        """Whether any loss or parameter holds an infinity."""
+        return self.count(INFS, (Kind.LOSS, Kind.PARAM)) > 0
+
+    def loss(self) -> float | None:
+        """Mean of the step's losses, inf if any element is NaN or infinite; None without a loss that has a mean."""
+        if self.count(NANS + INFS, (Kind.LOSS,)):
+            return math.inf
+        means = self.columns["mean"][self.kinds == Kind.LOSS.value] if "mean" in self.columns else np.empty(0)
+        finite = means[~np.isnan(means)].tolist()
+        return statistics.fmean(finite) if finite else None
 
     def grad_norm(self) -> float | None:
         """L2 norm of all parameter gradients together, inf if any element is not finite.
@@ -89,20 +100,7 @@ class Records(NamedTuple):
         numbers = np.array([self.numel(row) for row in rows.tolist()], dtype=np.float64)
         means, variances = self.columns["mean"][rows], self.columns["var"][rows]
         norms = l2_norm(np.nan_to_num(means), np.nan_to_num(variances), numbers)
-        return math.inf if self._not_finite(rows).any() else float(np.sqrt((norms * norms).sum()))
-
-    def has_nan(self) -> bool:
-        """Whether any loss, output, parameter or buffer holds a NaN; NaNs of gradients do not count.
-
-        False where NaNs are not counted.
-        """
-        nans = self.columns.get("nans")
-        return nans is not None and bool((nans[np.isin(self.kinds, _TELLING)] > 0).any())
-
-    def is_infinite(self) -> bool:
-        """Whether any loss or parameter holds an infinity; False where infinities are not counted."""
-        rows = np.isin(self.kinds, [Kind.LOSS.value, Kind.PARAM.value])
-        return any((self.columns[name][rows] > 0).any() for name in ("posinfs", "neginfs") if name in self.columns)
+        return math.inf if self.count(NANS + INFS, (Kind.GRAD,)) else float(np.sqrt((norms * norms).sum()))
 
     def take_values(self, before: deque[float]) -> dict[str, float]:
         """Values that a condition may name, those that are missing left out; appends the step's loss to `before`.
@@ -113,26 +111,19 @@ class Records(NamedTuple):
             before: losses of earlier steps, the last 100, not only finite ones; `median` and `mean` are of the finite
                 ones, from five on.
         """
-        values = {
-            name: float(sum(np.maximum(self.columns[column], 0).sum() for column in columns))
-            for name, columns in (("nans", ("nans",)), ("infs", ("posinfs", "neginfs")))
+        values: dict[str, float | None] = {"loss": self.loss(), "grad_norm": self.grad_norm()}
+        values |= {
+            name: self.count(columns)
+            for name, columns in (("nans", NANS), ("infs", INFS))
             if columns[0] in self.columns
         }
-        losses, usual = self.losses(), [loss for loss in before if math.isfinite(loss)]
+        usual = [loss for loss in before if math.isfinite(loss)]
         if len(usual) >= MIN_LOSSES:
             values |= {"median": statistics.median(usual), "mean": statistics.fmean(usual)}
         if before:
             values["previous"] = before[-1]
-        if losses:
-            values["loss"] = statistics.fmean(losses)
-            before.append(values["loss"])
-        norm = self.grad_norm()
-        return values if norm is None else values | {"grad_norm": norm}
-
-    def _not_finite(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Number of NaNs and infinities of each of `rows`; 0 where these are not counted."""
-        counts = [self.columns[name][rows] for name in ("nans", "posinfs", "neginfs") if name in self.columns]
-        return np.maximum(counts, 0).sum(axis=0) if counts else np.zeros(len(rows), np.int64)
+        before += [] if values["loss"] is None else [values["loss"]]
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class StepPolicy:
