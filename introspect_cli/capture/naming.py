@@ -98,9 +98,9 @@ class FreeNames:
         """The name given to this object, None if it has none."""
         return next((name for name, taken in self._taken.items() if taken() is thing), None)
 
-    def release(self, name: str) -> None:
-        """Free a name, though its object is alive."""
-        self._taken.pop(name, None)
+    def release(self, thing: object) -> None:
+        """Free the object's name; nothing where it has none."""
+        self._taken.pop(self.find(thing) or "", None)
 
     def free_resting(self) -> None:
         """Free the names given by `name(rests=True)` whose objects are gone; the caller does so as a step ends."""
@@ -766,7 +766,7 @@ class Names:
         state = self.find(root)
         assert state is not None
         self._roots.discard(root)
-        self._free.release(state.fqn)
+        self._free.release(root)
         gone = set()
         for module, fqn, _ in _tree(root, state.fqn):
             gone.add(fqn)

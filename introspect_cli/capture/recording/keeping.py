@@ -67,7 +67,7 @@ class Records(NamedTuple):
     columns: Mapping[str, NDArray[Any]]
     numel: Callable[[int], int]
 
-    def count(self, columns: Sequence[str], kinds: Sequence[Kind] = tuple(Kind)) -> float:
+    def counted(self, columns: Sequence[str], kinds: Sequence[Kind] = tuple(Kind)) -> float:
         """How many elements the columns count in records of some kinds; 0 where they are not recorded."""
         rows = np.isin(self.kinds, [kind.value for kind in kinds])
         counts = [self.columns[name][rows] for name in columns if name in self.columns]
@@ -75,15 +75,15 @@ class Records(NamedTuple):
 
     def has_nan(self) -> bool:
         """Whether any loss, output, parameter or buffer holds a NaN; NaNs of gradients do not count."""
-        return self.count(NANS, _TELLING) > 0
+        return self.counted(NANS, _TELLING) > 0
 
     def is_infinite(self) -> bool:
         """Whether any loss or parameter holds an infinity."""
-        return self.count(INFS, (Kind.LOSS, Kind.PARAM)) > 0
+        return self.counted(INFS, (Kind.LOSS, Kind.PARAM)) > 0
 
     def loss(self) -> float | None:
         """Mean of the step's losses, inf if any element is NaN or infinite; None without a loss that has a mean."""
-        if self.count(NANS + INFS, (Kind.LOSS,)):
+        if self.counted(NANS + INFS, (Kind.LOSS,)):
             return math.inf
         means = self.columns["mean"][self.kinds == Kind.LOSS.value] if "mean" in self.columns else np.empty(0)
         finite = means[~np.isnan(means)].tolist()
@@ -100,7 +100,7 @@ class Records(NamedTuple):
         numbers = np.array([self.numel(row) for row in rows.tolist()], dtype=np.float64)
         means, variances = self.columns["mean"][rows], self.columns["var"][rows]
         norms = l2_norm(np.nan_to_num(means), np.nan_to_num(variances), numbers)
-        return math.inf if self.count(NANS + INFS, (Kind.GRAD,)) else float(np.sqrt((norms * norms).sum()))
+        return math.inf if self.counted(NANS + INFS, (Kind.GRAD,)) else float(np.sqrt((norms * norms).sum()))
 
     def take_values(self, before: deque[float]) -> dict[str, float]:
         """Values that a condition may name, those that are missing left out; appends the step's loss to `before`.
@@ -113,7 +113,7 @@ class Records(NamedTuple):
         """
         values: dict[str, float | None] = {"loss": self.loss(), "grad_norm": self.grad_norm()}
         values |= {
-            name: self.count(columns)
+            name: self.counted(columns)
             for name, columns in (("nans", NANS), ("infs", INFS))
             if columns[0] in self.columns
         }
