@@ -177,72 +177,61 @@ def looked_at(kept: list[Any], began: dict[str, bytes | None]) -> dict[str, Any]
             drawn from differs between any two processes: its entry is `untouched`.
 
     Returns:
-        of the optimizers a hash for each, of parameters, gradients and state; sorted hashes of live modules that no
-        other module holds; of the generators a hash for each; and how many tensors were hashed.
+        of the optimizers a hash for each, of parameters, gradients and state; sorted hashes of what each live module
+        holds itself; of the generators a hash for each; and how many tensors were hashed.
     """
-    count = 0
-
-    def hashed(name: str, leaves: list[tuple[str, Any]]) -> str:
-        """A hash of a name and of pairs of path and leaf.
-
-        Tensors count by their bits, numbers and texts by their repr, any other leaf by its path alone.
-        """
-        nonlocal count
-        parts = [name.encode()]
-        for path, leaf in leaves:
-            is_tensor, is_plain = hasattr(leaf, "detach"), isinstance(leaf, (bool, int, float, str))
-            count += is_tensor
-            parts += [path.encode(), *(_bits_of(leaf) if is_tensor else [repr(leaf).encode()] if is_plain else [])]
-        return _digest(parts)
-
+    generators = {
+        name: "untouched" if state == began.get(name) else _digest([state])
+        for name, state in (("python", python_state()), ("numpy", numpy_state()))
+        if state is not None
+    }
     optimizers: list[str] = []
     modules: list[str] = []
-    generators: dict[str, str] = {}
-    for name, state in (("python", python_state()), ("numpy", numpy_state())):
-        if state is not None:
-            generators[name] = "untouched" if state == began.get(name) else _digest([state])
-    torch = sys.modules.get("torch")
-    if torch is not None:
+    hashed = 0
+    if (torch := sys.modules.get("torch")) is not None:
+        import gc
+
         from introspect_cli.tensors.flatten import flatten
 
+        def hash_of(thing: object, held: object) -> str:
+            """A hash of a thing's class and of what it holds (see `_bits_of`)."""
+            nonlocal hashed
+            leaves = flatten(held)
+            hashed += sum(isinstance(leaf, torch.Tensor) for _, leaf in leaves)
+            return _digest([type(thing).__name__.encode(), *(part for pair in leaves for part in _bits_of(*pair))])
+
         devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
-        states = [("torch", torch.get_rng_state()), *((f"cuda:{at}", torch.cuda.get_rng_state(at)) for at in devices)]
-        generators |= {name: hashed(name, [("", state)]) for name, state in states}
+        generators["torch"] = hash_of(None, torch.get_rng_state())
+        generators |= {f"cuda:{at}": hash_of(None, torch.cuda.get_rng_state(at)) for at in devices}
         for optimizer in kept:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             held = [(each, each.grad, optimizer.state.get(each, {})) for each in parameters]
-            optimizers.append(hashed(type(optimizer).__name__, flatten(held)))
-        for module in _roots(torch.nn.Module):
-            groups = (vars(each).get(name) or {} for each in module.modules() for name in ("_parameters", "_buffers"))
-            leaves = [pair for group in groups for pair in group.items()]
-            modules.append(hashed(type(module).__name__, leaves))
-    return dict(zip(_COMPUTED[1:], (optimizers, sorted(modules), generators), strict=True)) | {_TENSORS: count}
+            optimizers.append(hash_of(optimizer, held))
+        live = [vars(thing) for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
+        modules += [hash_of(held, [held.get("_parameters"), held.get("_buffers")]) for held in live]
+    return dict(zip(_COMPUTED[1:], (optimizers, sorted(modules), generators), strict=True)) | {_TENSORS: hashed}
 
 
-def _roots(cls: type) -> list[Any]:
-    """Live modules of class `cls` that no other live module holds."""
-    import gc
+def _bits_of(path: str, leaf: Any) -> list[bytes]:
+    """The path of a leaf, and a tensor's dtype, shape and bits, or the repr of a number or a text.
 
-    live = [thing for thing in gc.get_objects() if issubclass(type(thing), cls) and "_modules" in vars(thing)]
-    held = {id(child) for module in live for child in vars(module)["_modules"].values() if child is not None}
-    return [module for module in live if id(module) not in held]
-
-
-def _bits_of(tensor: Any) -> list[bytes]:
-    """A tensor's dtype and shape, and its bits; `not seen: <error>` where these cannot be read."""
+    `not seen: <error>` for bits that cannot be read.
+    """
     import torch
 
+    if not isinstance(leaf, torch.Tensor):
+        return [path.encode(), repr(leaf).encode() if isinstance(leaf, (bool, int, float, str)) else b""]
     try:
-        whole = tensor.detach()
+        whole = leaf.detach()
         whole = whole.to_dense() if whole.layout != torch.strided else whole
         flat = whole.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-        return [f"{tensor.dtype} {tuple(tensor.shape)}".encode(), data]
+        return [path.encode(), f"{leaf.dtype} {tuple(leaf.shape)}".encode(), data]
     except Exception as error:  # some sorts of tensors have no bits to give; the script is over, no probe to guard
-        return [f"not seen: {type(error).__name__}".encode()]
+        return [path.encode(), f"not seen: {type(error).__name__}".encode()]
 
 
-def _digest(parts: Any) -> str:
+def _digest(parts: list[bytes]) -> str:
     """BLAKE2b digest over byte strings, each with its length before it; 32 hex digits."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:

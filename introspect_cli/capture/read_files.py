@@ -47,10 +47,8 @@ _LONGEST_TEXT = 1 << 18
 MAX_TEXT_BYTES = 2 << 20
 MAX_FILES = 200
 MAX_FILES_OF_FOLDER = 64
-MAX_FILES_OF_LINE = 16
+MAX_FILES_OF_LINE = 48
 """Files of one ending that one line of the script opens; where it opens more, they are a data set."""
-MAX_OPENED = 20_000
-"""Files after which nothing is looked at any more."""
 _WHOLE = 16 << 20
 _BLOCK, _BLOCKS = 1 << 16, 64
 MAX_READ_BYTES = 1 << 30
@@ -70,8 +68,6 @@ _SECRET = frozenset(
     {".env", ".netrc", ".pem", ".key", ".p12", ".pfx", ".pgpass", "credentials", "token", "id_rsa", "id_ed25519"}
 )
 _open_descriptor = os.open
-_READ_FROM = ("source", "path_or_paths", "name", "path", "filename")
-"""Names of the arguments that say what a library reads."""
 _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
 
 
@@ -99,7 +95,7 @@ class ReadFiles:
         self._files: dict[str, dict[str, Any]] = {}
         self._of_line: dict[tuple[str, str], list[str]] = {}
         self._many: dict[tuple[str, str], str] = {}
-        self._opened = self._bytes = 0
+        self._bytes = 0
         self._left_out = False
 
     def install(self) -> None:
@@ -132,12 +128,10 @@ class ReadFiles:
 
         Of a directory the first 64 files by name are noted.
         """
-        at = int(call.name == "__init__")
-        named = next((call.kwargs[name] for name in _READ_FROM if name in call.kwargs), "")
+        given = next(iter((*call.args[call.name == "__init__" :], *call.kwargs.values())), "")
 
         def opened(_: object) -> None:
             """Note each file given by path, alone or in a list or tuple; of a directory the first 64 files by name."""
-            given = call.args[at] if len(call.args) > at else named
             for path in given if type(given) in {list, tuple} else [given]:
                 if type(path) is str or isinstance(path, Path):
                     inside = sorted(Path(path).iterdir()) if Path(path).is_dir() else [path]
@@ -150,8 +144,7 @@ class ReadFiles:
         """Note a file that was opened, each once: name, size, digest, and the line that did; sets `facts["files"]`.
 
         Only regular files that `_is_watched` accepts and that were not written since the run began, 200 in all. Where
-        one line opens more than 16 of one ending (48 for an ending in `CONFIG`), one entry for their folder takes the
-        place of all of them. After 20,000 opened files the probe is switched off.
+        one line opens more than 48 of one ending, one entry for their folder takes the place of all of them.
 
         Args:
             frame: of whoever opened it; the line is that of the innermost frame of the user's.
@@ -164,10 +157,6 @@ class ReadFiles:
         ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - as above
         line = line_of(frame, through=True)
         if (line, ending) in self._many:
-            return
-        self._opened += 1
-        if self._opened > MAX_OPENED:
-            self.guarded.on, self._left_out = False, True
             return
         if status.st_mtime >= self._began:
             return  # made by the script
@@ -183,7 +172,7 @@ class ReadFiles:
             name = self._shown_name(shown, real)
             of_line = self._of_line.setdefault((line, ending), [])
             of_line.append(name)
-            if len(of_line) > MAX_FILES_OF_LINE * (3 if ending in CONFIG else 1):
+            if len(of_line) > MAX_FILES_OF_LINE:
                 self._many[line, ending] = os.path.commonprefix(of_line).rpartition("/")[0] or "."  # noqa: RUF071 - cut at a slash
                 for file in of_line:
                     self._files.pop(file, None)

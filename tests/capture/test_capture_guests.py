@@ -318,7 +318,7 @@ def test_what_a_module_raises_reaches_the_script_and_the_next_call_is_recorded(t
             with pytest.raises(type(error)) as caught:
                 net(torch.randn(2, 8))
             assert caught.value is error
-            assert session.probes.context.stack.calls == []
+            assert session.context.stack.calls == []
         Raises.error = None
         net(torch.randn(2, 8)).sum().backward()
         assert session._guard.details == []

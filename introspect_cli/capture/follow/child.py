@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.session import Session
 
 
-_MOST_CHILDREN = 1000
-
-
 def begin() -> None:
     """Follow this process if the environment holds an order: a script always, a worker with `--children all`.
 
@@ -104,10 +101,10 @@ class Follower:
             os.environ["PYTHONPATH"] = paths
 
     def _open_session(self) -> Session:
-        """Make a session in the run's directory, else in the first free one of 999 below its children.
+        """Make a session in the run's directory, else in the first free one below its children.
 
         Raises:
-            StoreError: none could be made, or one for another reason than being there already.
+            StoreError: none could be made, for another reason than being there already.
         """
         from introspect_cli.capture.follow.orders import options_in
         from introspect_cli.capture.session import Session
@@ -116,21 +113,20 @@ class Follower:
         from introspect_cli.store.files import CHILDREN
 
         order, process = self.order, self.process
-        code = process.script is None and process.module is None
-        script = "-c" if code else process.script
+        script = process.script if process.module or process.script else "-c"
         target = Target(script, process.module, process.args, tuple(order["launcher"]), order["launched_in"])
         options = replace(options_in(order), force=False)
         path = options.output
         assert path is not None
-        for number in range(_MOST_CHILDREN):
-            place = path if not number else path / CHILDREN / f"{number}-{Path(process.name).stem or 'python'}"
+        place, number = path, 0
+        while True:
             try:
                 return Session(target, replace(options, output=place))
-            except StoreError as error:
-                if not place.exists() or number == _MOST_CHILDREN - 1:
+            except StoreError:
+                if not place.exists():
                     raise
-                last = error
-        raise last
+            number += 1
+            place = path / CHILDREN / f"{number}-{Path(process.name).stem or 'python'}"
 
     def _hook_end(self) -> None:
         """Have `atexit` call `finish`; note an uncaught exception, if `sys.excepthook` is python's own."""
