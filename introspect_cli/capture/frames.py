@@ -157,28 +157,25 @@ def variable_names(
             for at every step: a loop's variable holds another object then.
     """
     names: dict[int, str] = {}
-    for frame in frames:
-        for variables in (variables_of(frame), frame.f_globals):
-            matches = [(name, value) for name, value in _named_values(variables, kind) if id(value) in wanted]
-            if plain_first:
-                matches.sort(key=lambda pair: not pair[0].isidentifier())
-            for name, value in matches:
-                names.setdefault(id(value), name)
+    for name, value in instances_in(kind, frames, plain_first=plain_first):
+        if id(value) in wanted:
+            names.setdefault(id(value), name)
         if len(names) == len(wanted):
             break
     return names
 
 
-def instances_in(kind: type | tuple[type, ...], frames: Iterable[FrameType]) -> Iterator[tuple[str, Any]]:
+def instances_in(
+    kind: type | tuple[type, ...], frames: Iterable[FrameType], *, plain_first: bool = False
+) -> Iterator[tuple[str, Any]]:
     """Name and object for each instance of `kind` in the frames' variables, or one level inside these.
 
-    An object that several variables hold comes several times.
+    An object that several variables hold comes several times. `plain_first` is as for `variable_names`.
     """
     for frame in frames:
         for variables in (variables_of(frame), frame.f_globals):
-            yield from (
-                (name, value) for name, value in _named_values(variables, kind) if issubclass(type(value), kind)
-            )
+            found = [pair for pair in _named_values(variables, kind) if issubclass(type(pair[1]), kind)]
+            yield from sorted(found, key=lambda pair: plain_first and not pair[0].isidentifier())
 
 
 def script_frames() -> Iterator[FrameType]:
