@@ -224,21 +224,19 @@ class Reference:
                     asked, module = json.dumps({"reference": options.against, **words}), "introspect_cli.commands.live"
                     self._process = BackgroundProcess(module, [asked], "what compares", errors=False)
 
-    def digests(self) -> dict[int, bytes] | None:
+    def digests(self) -> dict[int, bytes]:
         """Digest of each step of the reference on this rank, by step.
 
-        {} where the reference is remote, cannot be read, or lacks this rank; None without a reference.
+        {} without a reference, and where that is remote, cannot be read, or lacks this rank.
         """
-        reference, digests = self._options.against, dict[int, bytes]()
-        if reference is None:
-            return None
-        with self._guarded, suppress(StoreError):
-            from introspect_cli.store.run import open_run
+        reference = self._options.against
+        if reference is not None and not is_remote(reference):
+            with self._guarded, suppress(StoreError):
+                from introspect_cli.store.run import open_run
 
-            if not is_remote(reference):
                 with open_run(Path(reference)) as run:
-                    digests |= run.rank(self._rank).digests() if self._rank in run.ranks else {}
-        return digests
+                    return run.rank(self._rank).digests() if self._rank in run.ranks else {}
+        return {}
 
     def poll(self, recorder: Recorder, say: Callable[[str], None]) -> bool:
         """Say what the comparison has reported since the last step, without waiting, and pass a divergence on.

@@ -266,34 +266,24 @@ class StepPolicy:
 # What it takes is bounded before training begins. The bound is shared out among the steps that may be there at once,
 # so what does not fit is the same in every step.
 
-_MADE = {"divergence": "a divergence", "nan": "a NaN or an infinity"}
-
-
-class WholeStep(NamedTuple):
-    """Whole tensors of a step by checksum."""
-
-    step: int
-    tensors: Mapping[int, torch.Tensor]
-
 
 class BlackBox:
-    """Holds the whole tensors of the last steps; the recorder's lock is held around every call.
+    """Holds whole tensors of the last steps until it has written them; the recorder's lock is held around every call.
 
     Attributes:
-        open: whether anything can still make it write what it holds.
+        open: whether it still holds what comes.
         written: what it wrote, for the manifest.
         stored: checksums of that, by step.
     """
 
-    def __init__(self, capture: Capture, digests: Mapping[int, bytes] | None, say: Callable[[str], None]) -> None:
+    def __init__(self, capture: Capture, digests: Mapping[int, bytes], say: Callable[[str], None]) -> None:
         """Start with no tensor held; rank 0 says how much memory it may take.
 
         The ranks of a machine share a quarter of its free memory.
 
         Args:
             capture: with `keep_around` among its options.
-            digests: of the reference's steps, {} where they cannot be read; None without a reference, and then only a
-                NaN has tensors written.
+            digests: of the reference's steps; {} where there is none, or it cannot be read.
             say: prints a sentence.
         """
         launch, steps = capture.launch, capture.options.keep_around
@@ -307,13 +297,12 @@ class BlackBox:
         self.open = True
         self.written: list[dict[str, object]] = []
         self.stored: dict[int, frozenset[int]] = {}
-        self._steps: deque[WholeStep] = deque(maxlen=steps)
-        self._aside: list[WholeStep] = []
+        self._steps: deque[tuple[int, Mapping[int, torch.Tensor]]] = deque(maxlen=steps)
+        """Number and whole tensors, by checksum, of each step."""
+        self._aside: list[tuple[int, Mapping[int, torch.Tensor]]] = []
         # Held, set aside, under way, and ended while a device computes.
         self._share = room // (2 * steps + 2 if digests else steps + 2)
-        self._store = capture.store
-        self._digests = digests or {}
-        self._waits = {"nan"} if digests is None else {"nan", "divergence"}
+        self._store, self._digests = capture.store, digests
         self._say, self._note = say, capture.guard.note
         self._taken = 0
         self._left: Site | None = None
@@ -328,9 +317,8 @@ class BlackBox:
             return False
         if value.layout is not torch.strided or value.is_quantized or value.is_meta:
             return False
-        size = _size(value)
-        if in_memory(value.shape, value.stride()) is None and self._taken + size <= self._share:
-            self._taken += size
+        if in_memory(value.shape, value.stride()) is None and self._taken + value.nbytes <= self._share:
+            self._taken += value.nbytes
             return True
         if self._left is None:
             self._left = site
@@ -348,7 +336,8 @@ class BlackBox:
         """
         if belongs_to_script(error):
             raise error
-        self._close()
+        self.open = False
+        self.clear()
         self._note(f"whole tensors are no longer held (--keep-around): {scarcity(error) or error}")
 
     def begin_step(self) -> None:
@@ -375,72 +364,55 @@ class BlackBox:
         """
         if not self.open:
             return
-        before = {checksum: tensor for held in self._steps for checksum, tensor in held.tensors.items()}
+        before = {checksum: tensor for _, held in self._steps for checksum, tensor in held.items()}
         tensors = {checksum: before.get(checksum, tensor) for checksum, tensor in tensors.items()}
-        self._steps.append(WholeStep(step, tensors))  # what did not change since the step before is held once
+        self._steps.append((step, tensors))  # what did not change since the step before is held once
         if self._digests.get(step, digest) != digest and not self._aside:
             self._aside = list(self._steps)
-        if not_finite and "nan" in self._waits:
-            self._write("nan", list(self._steps), f"at step {step}")
+        if not_finite:
+            self._write("nan", "a NaN or an infinity", step, list(self._steps))
 
     def tell_comparison(self, agreed: int, diverged: tuple[int | None] | None) -> None:
         """Drop the steps set aside if the runs agree up to the last of these; write held tensors once they diverge.
 
-        The steps set aside are written if they diverge at one of these, else all steps held now; at the first such call
-        alone.
+        The steps set aside are written if they diverge at one of these, else all steps held now. Nothing once closed.
 
         Args:
             agreed: the last step up to which the runs agree.
             diverged: a tuple of the step at which they diverge, (None,) where it is not one step's; None while they do
                 not.
         """
-        if diverged is None:
-            self._aside = [] if self._aside and self._aside[-1].step <= agreed else self._aside
-        if diverged is None or "divergence" not in self._waits:
-            return
-        (step,) = diverged
-        rolling = list(self._steps)
-        near = [held for held in (self._aside, rolling) if step in {one.step for one in held}]
-        chosen = near[0] if near else rolling
-        self._aside, self._digests = [], {}
-        self._write("divergence", chosen, "" if step is None else f"at step {step}")
+        if self._aside and diverged is None and self._aside[-1][0] <= agreed:
+            self._aside = []
+        if diverged is not None and self.open:
+            is_aside = any(step == diverged[0] for step, _ in self._aside)
+            self._write("divergence", "a divergence", diverged[0], self._aside if is_aside else list(self._steps))
 
-    def _write(self, why: str, steps: list[WholeStep], where: str) -> None:
+    def _write(self, why: str, words: str, at: int | None, steps: list[tuple[int, Mapping[int, torch.Tensor]]]) -> None:
         """Write steps' tensors, each once, note them in `written` and `stored`, and say so, unless there are none.
 
-        This reason is not waited for any more; when none is left to wait for, the box is closed. An error closes it
-        too, with a note.
+        Then nothing is held any more; an error ends it too, with a note.
 
         Args:
             why: `nan` or `divergence`.
+            words: that in words.
+            at: the step at which it happened; None for no step.
             steps: whose tensors.
-            where: for the sentence; "" for no place.
         """
-        self._waits.discard(why)
-        tensors = {checksum: tensor for held in steps for checksum, tensor in held.tensors.items()}
+        tensors = {checksum: tensor for _, held in steps for checksum, tensor in held.items()}
         try:
             for checksum, tensor in tensors.items():
                 save_tensor(self._store, checksum, tensor)
         except Exception as error:  # a disk that is full costs the tensors, and not the run
             self.give_up(error)
             return
-        self.stored |= {held.step: frozenset(held.tensors) for held in steps}
-        numbers, size = [held.step for held in steps], sum(map(_size, tensors.values()))
+        self.stored |= {step: frozenset(held) for step, held in steps}
+        numbers, size = [step for step, _ in steps], sum(tensor.nbytes for tensor in tensors.values())
         if tensors:
             self.written.append({"why": why, "steps": numbers, "tensors": len(tensors), "bytes": size})
             self._say(
-                f"{_MADE[why]} {where}: {count(len(tensors), 'whole tensor')} of "
+                f"{words}{'' if at is None else f' at step {at}'}: {count(len(tensors), 'whole tensor')} of "
                 f"step{'s' * (len(numbers) > 1)} {' and '.join(map(str, numbers))} written ({human_size(size)})"
             )
-        if not self._waits:
-            self._close()
-
-    def _close(self) -> None:
-        """Drop what is held, and hold nothing more."""
         self.open = False
         self.clear()
-
-
-def _size(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's elements."""
-    return tensor.numel() * tensor.element_size()
