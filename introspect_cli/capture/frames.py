@@ -67,24 +67,16 @@ class outward:  # noqa: N801 - used as a function
 class Pause:
     """Takes Dynamo's frame callback off a thread during guarded sections."""
 
-    __slots__ = ("_set", "asked", "taken")
+    __slots__ = ("asked", "exchange", "taken")
 
     def __init__(self) -> None:
-        """Start without access to Dynamo; `learn` gives it."""
+        """Start without access to Dynamo, which `pass_by` gives."""
         self.asked: Callable[[], Any] = lambda: None
         """This thread's callback."""
-        self._set: Callable[[Any], Any] = lambda _callback: None
+        self.exchange: Callable[[Any], Any] = lambda _callback: None
+        """Sets it, and returns the one that was set before."""
         self.taken: dict[int, list[Any]] = {}
         """Callbacks to restore, by thread."""
-
-    def learn(self, asked: Callable[[], Any], put: Callable[[Any], Any]) -> None:
-        """Set how this thread's callback of Dynamo is read and exchanged.
-
-        Args:
-            asked: returns the callback; None where there is none.
-            put: sets a callback, and returns the one that was set before.
-        """
-        self.asked, self._set = asked, put
 
     def begin(self) -> None:
         """Take this thread's callback off as a section begins; `end` puts it back.
@@ -93,15 +85,15 @@ class Pause:
         """
         taken = self.taken.get(threading.get_ident())
         if taken is not None:
-            taken.append(self._set(None))
+            taken.append(self.exchange(None))
         elif self.asked() is not None:
-            self.taken[threading.get_ident()] = [self._set(None)]
+            self.taken[threading.get_ident()] = [self.exchange(None)]
 
     def end(self) -> None:
         """Put back what the last `begin` of this thread took off; nothing where it took none."""
         taken = self.taken.get(threading.get_ident())
         if taken is not None:
-            self._set(taken.pop())
+            self.exchange(taken.pop())
             if not taken:
                 del self.taken[threading.get_ident()]
 
@@ -118,7 +110,7 @@ def pass_by() -> None:
     from introspect_cli.capture import private_api  # it imports torch, as the script has by now
 
     if private_api.compiler_callback is not None and private_api.set_compiler_callback is not None:
-        PAUSE.learn(private_api.compiler_callback, private_api.set_compiler_callback)
+        PAUSE.asked, PAUSE.exchange = private_api.compiler_callback, private_api.set_compiler_callback
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == _NAME and name not in _passed:
             _passed.add(name)
@@ -172,9 +164,10 @@ def variable_names(
             for at every step: a loop's variable holds another object then.
     """
     names: dict[int, str] = {}
-    for name, value in instances_in(kind, frames, plain_first=plain_first):
-        if id(value) in wanted:
-            names.setdefault(id(value), name)
+    for frame in frames:
+        for name, value in instances_in(kind, [frame], plain_first=plain_first):
+            if id(value) in wanted:
+                names.setdefault(id(value), name)
         if len(names) == len(wanted):
             break
     return names

@@ -22,7 +22,7 @@ from introspect_cli.capture.ranks.launchers import rank_and_size
 from introspect_cli.capture.read_files import MAX_TEXT_BYTES, ReadFiles
 from introspect_cli.errors import DocumentTooLargeError
 from introspect_cli.records import Kind
-from introspect_cli.script.ending import frames_of
+from introspect_cli.script.ending import raised_at
 from introspect_cli.script.target import COMPILED
 from introspect_cli.store.sources import LIMIT_RUN
 from introspect_cli.version import __version__
@@ -68,15 +68,13 @@ def closing(capture: Capture, context: Context | None, ending: Ending) -> dict[s
         ending: how the script ended.
     """
     options, guard = capture.options, capture.guard
-    frames = frames_of(ending.raised) if ending.how == "exception" and ending.raised is not None else ()
-    left = ((path, line, function) for path, line, function in reversed(frames) if sources.is_users(path))
-    raised_at = [{"file": sources.relative(path), "line": line, "function": function} for path, line, function in left]
+    at = raised_at(ending.raised, sources.is_users) if ending.how == "exception" and ending.raised is not None else None
     facts: dict[str, Any] = {
         "ended": _now(),  # which of several ranks ended first
         "exit_code": ending.exit_code,
         "how": ending.how,
         "exception": ending.exception,
-        "raised_at": raised_at[0] if raised_at else None,  # the innermost frame of the user's
+        "raised_at": at and {"file": sources.relative(at[0]), "line": at[1], "function": at[2]},
         "observed": sorted(kind.value for kind in options.record),
         "not_observed": guard.sentences,
         "failures": guard.details,

@@ -36,9 +36,7 @@ _COMPUTED = ("exit code", "parameters and optimizer state", "random generators")
 """Aspects that say how the script trained; what it printed may hold times."""
 
 
-def run_child(
-    given: Sequence[str], words: Sequence[str], *, mode: str, output: Path | None = None, show: bool = False
-) -> dict[str, Any]:
+def run_child(given: Sequence[str], words: Sequence[str], *, mode: str, output: Path | None = None) -> dict[str, Any]:
     """Run the script once in a fresh process, with an empty stdin, and wait for its end; what can be compared, by name.
 
     Where the process leaves no report of its last state, the aspects that come from it are None.
@@ -48,7 +46,6 @@ def run_child(
         words: the script and its arguments.
         mode: `watched` or `bare`.
         output: the run's directory; None for a fresh one.
-        show: print what the script has printed, at its end.
     """
     import subprocess  # not for a bare run, which nothing of this is to be seen in
     import tempfile
@@ -62,10 +59,6 @@ def run_child(
             [*command, "-q", *words], stdin=subprocess.DEVNULL, capture_output=True, check=False
         )
         look = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-    if show:
-        for shown, data in ((sys.stdout, done.stdout), (sys.stderr, done.stderr)):
-            shown.buffer.write(data)
-            shown.flush()
     printed = {"standard output": done.stdout, "standard error": done.stderr}
     return {**dict.fromkeys(_COMPUTED), **look, "exit code": done.returncode, **printed}
 
@@ -80,7 +73,10 @@ def verify_neutral(given: Sequence[str], words: Sequence[str], output: Path) -> 
         runs and are only output; UNDECIDED where no tensor was found, or two bare runs differ in what they computed;
         else DIVERGED.
     """
-    watched = run_child(given, words, mode="watched", output=output, show=True)
+    watched = run_child(given, words, mode="watched", output=output)
+    for shown, data in ((sys.stdout, watched["standard output"]), (sys.stderr, watched["standard error"])):
+        shown.buffer.write(data)
+        shown.flush()
     bare = run_child(given, words, mode="bare")
     different = _differing(watched, bare)
     tensors = len(bare[_COMPUTED[1]] or ())

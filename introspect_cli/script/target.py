@@ -6,7 +6,6 @@ import builtins
 import contextlib
 import importlib.machinery
 import os
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,6 @@ from introspect_cli.script.processes import described
 
 COMPILED: dict[str, bytes] = {}
 """Bytes of each script as compiled: it may be a pipe, or be edited while it runs."""
-
-_INTERPRETER = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,6 @@ def check(target: Target) -> None:
         raise UsageError("nothing to run: give a script, or a module after -m")
     path = Path(script)
     if not os.path.exists(script):  # noqa: PTH110 - pathlib raises an error for a name that is too long
-        if _INTERPRETER.fullmatch(path.name):
-            raise UsageError(f"leave out {script!r}: capture runs the script itself (`introspect capture train.py`)")
         raise UsageError(f"no such script: {script!r}; put introspect's options before the script")
     if is_container(script):
         return

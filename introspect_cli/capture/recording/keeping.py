@@ -153,10 +153,8 @@ class StepPolicy:
         self.left_out = options.ranks not in (None, ALL_RANKS) and not Schedule(str(options.ranks)).wants(capture.rank)
         """Whether this rank records nothing, not being among `--ranks`."""
         self._losses: deque[float] = deque(maxlen=HISTORY)
-        self._tensors: dict[int, frozenset[int]] = {}
-        """Checksums of whole tensors of each step in the store."""
-        self._expiry: dict[int, int] = {}
-        """Of each step in the store that expires, the step from which on it may be dropped."""
+        self._written: dict[int, tuple[int, frozenset[int]]] = {}
+        """Of each step in the store, the step from which on it may be dropped, and checksums of its whole tensors."""
         self._gave_up = False
 
     @property
@@ -193,8 +191,7 @@ class StepPolicy:
     def restart(self) -> None:
         """Forget all steps so far, those in the black box too, as steps start from 0 again."""
         self._losses.clear()
-        self._tensors.clear()
-        self._expiry.clear()
+        self._written.clear()
         self.nan_at, self.dropped = None, 0
         if self.box is not None:
             self.box.clear()
@@ -211,12 +208,9 @@ class StepPolicy:
             expiry: step from which on it may be dropped.
             tensors: checksums of its whole tensors.
         """
-        if not self._rule.forgets:
-            return  # no rule such as `last(50)` drops a step later
-        self._tensors[step] = tensors
-        if expiry < ALWAYS:
-            self._expiry[step] = expiry
-        self._drop(step, MIN_DROPPED)
+        if self._rule.forgets:  # a rule such as `last(50)` drops steps later
+            self._written[step] = expiry, tensors
+            self._drop(step, MIN_DROPPED)
 
     def finish(self, last: int) -> None:
         """Drop all expired steps, at the end of a run whose last step was `last`; the newest in the store stays."""
@@ -225,7 +219,7 @@ class StepPolicy:
     def _tensors_of(self, steps: set[int]) -> set[int]:
         """Checksums of whole tensors stored for some steps, by `--save-tensors` or the black box."""
         boxed = {} if self.box is None else self.box.stored
-        return {one for step in steps for one in self._tensors[step] | boxed.get(step, frozenset())}
+        return {one for step in steps for one in self._written[step][1] | boxed.get(step, frozenset())}
 
     def _drop(self, last: int, least: int) -> None:
         """Drop expired steps from the store, never the newest one, and tensors that no other step has.
@@ -236,9 +230,10 @@ class StepPolicy:
             last: the step that was the last to end.
             least: how many steps there must be, and as many as those that stay; 0 for any number.
         """
-        expired = {step for step, expiry in self._expiry.items() if expiry <= last}
-        gone = expired - {next(reversed(self._tensors), None)}
-        if not gone or self._gave_up or (least and len(expired) < max(least, len(self._tensors) - len(expired))):
+        written = self._written
+        expired = {step for step, (expiry, _) in written.items() if expiry <= last}
+        gone = expired - {next(reversed(written), None)}
+        if not gone or self._gave_up or (least and len(expired) < max(least, len(written) - len(expired))):
             return
         try:
             self._rank.thin(sorted(gone))
@@ -248,11 +243,10 @@ class StepPolicy:
             return
         lost = self._tensors_of(gone)
         if lost:
-            self._store.drop_tensors(lost - self._tensors_of(self._tensors.keys() - gone))
+            self._store.drop_tensors(lost - self._tensors_of(written.keys() - gone))
         self.dropped += len(gone)
         for step in gone:  # last: an exception before leaves them to the next time
-            del self._tensors[step]
-            self._expiry.pop(step, None)
+            del written[step]
 
 
 # ---
