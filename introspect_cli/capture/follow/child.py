@@ -101,7 +101,7 @@ class Follower:
             os.environ["PYTHONPATH"] = paths
 
     def _open_session(self) -> Session:
-        """Make a session in the run's directory, else in the first free one below its children.
+        """Make a session in the run's directory, else in the first free one of 999 below its children.
 
         Raises:
             StoreError: none could be made, for another reason than being there already.
@@ -118,15 +118,15 @@ class Follower:
         options = replace(options_in(order), force=False)
         path = options.output
         assert path is not None
-        place, number = path, 0
-        while True:
+        place = path
+        for number in range(1, 1000):
             try:
                 return Session(target, replace(options, output=place))
             except StoreError:
                 if not place.exists():
                     raise
-            number += 1
             place = path / CHILDREN / f"{number}-{Path(process.name).stem or 'python'}"
+        return Session(target, replace(options, output=place))
 
     def _hook_end(self) -> None:
         """Have `atexit` call `finish`; note an uncaught exception, if `sys.excepthook` is python's own."""
