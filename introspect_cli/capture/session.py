@@ -72,6 +72,8 @@ def last_words(capture: Capture, context: Context | None, manifest: dict[str, An
     rest = " and what came after" if manifest.get("remainder") else ""
     if context.policy.dropped:
         rest += f" and dropped {context.policy.dropped:,} of them again"
+    if (moved := context.perturbed) is not None:
+        rest += f" after --perturb {moved['seed']} moved {count(moved['parameters'], 'parameter')} by one rounding"
     steps, size = count(manifest.get("steps", 0), "step"), human_size(written.length)
     return f"recorded {steps}{rest}, {count(rows, 'record')} ({size}) in {path}"
 
