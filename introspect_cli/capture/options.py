@@ -29,15 +29,6 @@ KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind if kind not in {Kind.
 DEFAULT_KINDS: tuple[str, ...] = tuple(kind for kind in KINDS if kind != Kind.COLLECTIVE.value)
 """Kinds recorded by default: all but collectives."""
 
-COMPILE_MODES: tuple[str, ...] = ("boundary", "keep", "eager")
-"""Values of `--compile`."""
-
-CHILDREN: tuple[str, ...] = ("none", "script", "all")
-"""Values of `--children`."""
-
-LEVELS: tuple[str, ...] = ("module", "op")
-"""Values of `--level`."""
-
 STATS: tuple[str, ...] = (
     "shape",
     "dtype",
@@ -157,7 +148,7 @@ class CaptureOptions:
     level: str = of_records(
         "module",
         "Record modules, or each operator in them as well [default: module].",
-        choices=LEVELS,
+        choices=("module", "op"),
     )
     ops: tuple[str, ...] = of_records(
         (),
@@ -211,13 +202,13 @@ class CaptureOptions:
         "boundary",
         "What torch.compile compiles: recorded at its boundary; tapped inside, which limits fusion; run as python "
         "[default: boundary].",
-        choices=COMPILE_MODES,
+        choices=("boundary", "keep", "eager"),
         narrows=True,
     )
     children: str = of_the_script(
         "script",
         "Record no child processes, those of a launcher that run a script, or all that train [default: script].",
-        choices=CHILDREN,
+        choices=("none", "script", "all"),
         in_manifest=False,
     )
     seed: int | None = of_the_script(None, "Seed python, numpy and torch first.", metavar="N", least=0, most=2**32 - 1)

@@ -116,11 +116,7 @@ class Project:
 def set_project(script_directory: str) -> None:
     """Set `Project.root`: the script's directory or the nearest above it that has `.git`, else the script's."""
     start = Path(os.path.realpath(script_directory))
-    for directory in (start, *start.parents):
-        if (directory / ".git").exists():
-            Project.root = str(directory)
-            return
-    Project.root = str(start)
+    Project.root = str(next((each for each in (start, *start.parents) if (each / ".git").exists()), start))
 
 
 @functools.lru_cache(maxsize=1 << 14)
