@@ -11,7 +11,7 @@ from introspect_cli.capture.frames import line_of, pass_by
 from introspect_cli.capture.naming import NameFilter, Names
 from introspect_cli.capture.ranks.flat import FlatParts
 from introspect_cli.capture.ranks.sharing import DataParallel, Pipelines
-from introspect_cli.capture.recording.keeping import StepPolicy
+from introspect_cli.capture.recording.keeping import BlackBox, StepPolicy
 from introspect_cli.capture.recording.recorder import Recorder
 from introspect_cli.capture.steps import StepClock
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.capture import Capture
     from introspect_cli.capture.naming import ModuleState, Named
-    from introspect_cli.capture.recording.keeping import BlackBox
     from introspect_cli.errors import StoreError
 
 Probe = TypeVar("Probe")
@@ -90,13 +89,20 @@ class Context:
 
     draws: Any
 
-    def __init__(self, capture: Capture, store_lost: Callable[[StoreError], None], box: BlackBox | None) -> None:
+    def __init__(
+        self,
+        capture: Capture,
+        store_lost: Callable[[StoreError], None],
+        digests: Callable[[], dict[int, bytes]],
+        say: Callable[[str], None],
+    ) -> None:
         """Build what the probes share and a clock at step 0; nothing is watched.
 
         Args:
             capture: what it is.
             store_lost: called with the error when the store can no longer be written.
-            box: holds whole tensors of the last steps; None where that was not asked for.
+            digests: gives the digests of the steps of the run that this one is compared with.
+            say: prints a sentence.
         """
         self.capture, self.guard, self.facts = capture, capture.guard, capture.facts
         options = self.options = capture.options
@@ -110,6 +116,7 @@ class Context:
         self.summarizer = Summarizer(**kept)
         self.rank = capture.store.rank(capture.rank, **kept)
         self.names = names = Names(NameFilter(options))
+        box = None if options.keep_around is None else BlackBox(capture, options.keep_around, digests(), say)
         self.policy = StepPolicy(capture, self.rank, box)
         self.recorder = recorder = Recorder(capture, self.summarizer, self.rank, self.policy, store_lost)
         self.stacks = Stacks()

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.guard import Guarded
     from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.capture.read_files import ReadFiles
     from introspect_cli.store.run_writer import Launch
 
 
@@ -143,7 +142,6 @@ class Session:
         self._settings = guard.around("settings", "settings are")
         self._end = guard.around("session", "the end of the run is")
         self._interpreter = Interpreter(guard)
-        self._installed = contextlib.ExitStack()
         self._closed = self._followed = False
         self._store_lost = ""
         self._start = Start(
@@ -171,28 +169,18 @@ class Session:
                 generators when the process began, by library.
         """
         self._documents.begin()
-        reference = weakref.ref(self)
-
-        def in_child() -> None:
-            if (alive := reference()) is not None:
-                alive.stop_in_child()
-
-        os.register_at_fork(after_in_child=in_child)
+        stop = weakref.WeakMethod(self.stop_in_child)
+        os.register_at_fork(after_in_child=lambda: (alive := stop()) and alive())
         self._interpreter.install()
         if self._documents.files is not None:
             with self._guard.around("files", "files that the script reads are"):
-                self._install(self._documents.files)
+                self._documents.files.install()
         self._followed = began is not None
         if began is None:
-            self._install(self._start)
+            self._start.install()
         else:
             self._capture.began.update(began)
             self._torch_imported()
-
-    def _install(self, thing: ReadFiles | Start) -> None:
-        """Install something now, and have it removed at the end, the last installed first."""
-        self._installed.callback(thing.remove)
-        thing.install()
 
     def adopt(self, model: Any) -> None:
         """Name a model that exists already, None for none; if any optimizer is alive, its steps are to end steps.
@@ -218,12 +206,7 @@ class Session:
             from introspect_cli.capture.all_probes import put_probes
             from introspect_cli.capture.context import Context
 
-            box = None
-            if options.keep_around is not None:
-                from introspect_cli.capture.recording.keeping import BlackBox
-
-                box = BlackBox(self._capture, self.reference.digests(), self._tell)
-            context = Context(self._capture, self._note_lost, box)
+            context = Context(self._capture, self._note_lost, self.reference.digests, self._tell)
             put_probes(context)
             listeners = context.clock.listeners
             listeners["on_ending"].append(functools.partial(self._write_documents, context))
@@ -291,7 +274,9 @@ class Session:
         """Do the work of `finish`; a failure in one part does not keep the others from being done."""
         self._closed = True
         self._guard.script_is_over = True
-        self._installed.close()
+        self._start.remove()
+        if self._documents.files is not None:
+            self._documents.files.remove()
         if (context := self.context) is not None:
             context.remove(over=True)
             with self._writing(self._end):

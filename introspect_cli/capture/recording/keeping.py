@@ -270,18 +270,18 @@ class BlackBox:
         stored: checksums of that, by step.
     """
 
-    def __init__(self, capture: Capture, digests: Mapping[int, bytes], say: Callable[[str], None]) -> None:
+    def __init__(self, capture: Capture, steps: int, digests: Mapping[int, bytes], say: Callable[[str], None]) -> None:
         """Start with no tensor held; rank 0 says how much memory it may take.
 
         The ranks of a machine share a quarter of its free memory.
 
         Args:
-            capture: with `keep_around` among its options.
+            capture: what it is.
+            steps: how many steps are held.
             digests: of the reference's steps; {} where there is none, or it cannot be read.
             say: prints a sentence.
         """
-        launch, steps = capture.launch, capture.options.keep_around
-        assert steps is not None
+        launch = capture.launch
         local = os.environ.get("LOCAL_WORLD_SIZE", "")
         ranks = int(local) if local.isdecimal() and int(local) else 1 if launch is None else launch.world_size
         room = free_memory() // 4 // ranks
