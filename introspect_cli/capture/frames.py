@@ -83,11 +83,9 @@ class Pause:
 
         Sections nest, so each thread has a stack. Call it only where `taken` is not empty or `asked()` is not None.
         """
-        taken = self.taken.get(threading.get_ident())
-        if taken is not None:
-            taken.append(self.exchange(None))
-        elif self.asked() is not None:
-            self.taken[threading.get_ident()] = [self.exchange(None)]
+        thread = threading.get_ident()
+        if thread in self.taken or self.asked() is not None:
+            self.taken.setdefault(thread, []).append(self.exchange(None))
 
     def end(self) -> None:
         """Put back what the last `begin` of this thread took off; nothing where it took none."""
