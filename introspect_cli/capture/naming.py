@@ -319,7 +319,6 @@ class ModuleState(Named):
         super().__init__(fqn, module_class, watched=watched)
         self.plain: type[nn.Module] | None = None
         """The module's class, once it is known that a call of it is nothing but a call."""
-        self.inner: ModuleState | None = None
         self.compiled = False
         self.step = -1
         self.styles: list[Style] | None = None
@@ -777,14 +776,12 @@ class Names:
     def _name_below(self, root: nn.Module, fqn: str) -> None:
         """Name each module, parameter and buffer of a tree that has no name; new modules get a row, but wrappers none.
 
-        Of parameters that `fully_shard` has gathered, this rank's shards are named as well. Wrappers' states are given
-        the state of what they wrap as `inner`.
+        Of parameters that `fully_shard` has gathered, this rank's shards are named as well.
 
         Args:
             root: of the tree.
             fqn: its name.
         """
-        wrappers = []
         gathered: list[torch_distributed.Unsharded] = []
         for module, name, inner in _tree(root, fqn):
             state = self.find(module)
@@ -795,11 +792,7 @@ class Names:
                     self._trees.append(self.describe(module, state))
             self.parameters.name_in(module, state)
             gathered += torch_distributed.unsharded_of(module)
-            if inner is not None:
-                wrappers.append((state, inner))
         self.parameters.name_shards(gathered, self.find)
-        for state, inner in wrappers:
-            state.inner = self.find(inner)
 
     def describe(self, module: nn.Module, state: ModuleState) -> ModuleInfo:
         """A module's row of the tree, without attributes; it is not written here."""

@@ -441,11 +441,12 @@ class ModuleProbe(GuardedProbe):
                 return None, False
             state = self._names.find(module) or self._names.ensure_named(module, caller)
         is_compiled = type(module).__name__ == "OptimizedModule"
-        if wrapped(module) is not None and not is_compiled:
+        inner = wrapped(module)
+        if inner is not None and not is_compiled:
             return state, False
-        if is_compiled and state.inner is not None:
+        if is_compiled and (held := self._names.find(inner)) is not None:
             # The region is recorded at its boundary, under the name of what was compiled.
-            state = state.inner
+            state = held
             state.compiled = True
         elif caller is state and state.compiled:
             return state, False  # the compiler gave up and runs the module that its wrapper stands for
