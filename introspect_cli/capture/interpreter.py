@@ -70,7 +70,6 @@ class Interpreter:
 
     def install(self) -> None:
         """Wrap the handlers set now; replace `signal.signal`, `signal.getsignal` and walkers of `traceback`."""
-        self._set = signal.signal
         self._exchange_handlers(_that_waits)
         self._patches.put("interpreter", self, self._guarded)
 

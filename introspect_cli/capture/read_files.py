@@ -32,21 +32,13 @@ if TYPE_CHECKING:
     from introspect_cli.capture.capture import Capture
     from introspect_cli.capture.events import Call
 
-CONFIG: Final = frozenset(
-    {
-        ".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".gin", ".properties", ".jsonnet", ".libsonnet",
-        ".json5", ".jsonc", ".hocon", ".py", ".args", ".xml",
-    }
-)  # fmt: skip
-"""Endings of files whose text is kept."""
-_SMALL_TEXT: Final = frozenset({".txt", ""})
-_SMALL: Final = 1 << 16
-
-_LONGEST_TEXT = 1 << 18
-"""Bytes of a file whose text is kept: what is longer nobody wrote by hand."""
+_CONFIG = (
+    ".yaml .yml .json .toml .ini .cfg .conf .gin .properties .jsonnet .libsonnet .json5 .jsonc .hocon .py .args .xml"
+)
+_LONGEST: Final = dict.fromkeys(_CONFIG.split(), 1 << 18) | {".txt": 1 << 16, "": 1 << 16}
+"""Bytes of a file whose text is kept, by ending: what is longer nobody wrote by hand."""
 MAX_TEXT_BYTES = 2 << 20
 MAX_FILES = 200
-MAX_FILES_OF_FOLDER = 64
 MAX_FILES_OF_LINE = 48
 """Files of one ending that one line of the script opens; where it opens more, they are a data set."""
 _WHOLE = 16 << 20
@@ -57,17 +49,11 @@ MAX_READ_BYTES = 1 << 30
 _SYSTEM = (
     "/proc/", "/sys/", "/dev/", "/etc/", "/usr/lib/", "/usr/lib64/", "/usr/share/", "/lib/", "/run/", "/var/lib/",
 )  # fmt: skip
-_PYTHON = tuple(
-    {
-        f"{os.path.realpath(prefix)}{os.sep}{name}{os.sep}"
-        for prefix in (sys.prefix, sys.base_prefix)
-        for name in ("lib", "share", "etc", "bin")
-    }
-)
+_PREFIXES = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)}
+_PYTHON = tuple(f"{prefix}/{name}/" for prefix in _PREFIXES for name in ("lib", "share", "etc", "bin"))
 _SECRET = frozenset(
     {".env", ".netrc", ".pem", ".key", ".p12", ".pfx", ".pgpass", "credentials", "token", "id_rsa", "id_ed25519"}
 )
-_open_descriptor = os.open
 _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
 
 
@@ -126,16 +112,16 @@ class ReadFiles:
     def watch_library_read(self, call: Call) -> Callable[[object], None]:
         """Called before a library opens files in C; returns what notes them once that is done.
 
-        Of a directory the first 64 files by name are noted.
+        Of a directory the first 49 files by name are looked at.
         """
         given = next(iter((*call.args[call.name == "__init__" :], *call.kwargs.values())), "")
 
         def opened(_: object) -> None:
-            """Note each file given by path, alone or in a list or tuple; of a directory the first 64 files by name."""
+            """Note each file given by path, alone or in a list or tuple; of a directory the first 49 files by name."""
             for path in given if type(given) in {list, tuple} else [given]:
                 if type(path) is str or isinstance(path, Path):
                     inside = sorted(Path(path).iterdir()) if Path(path).is_dir() else [path]
-                    for file in inside[:MAX_FILES_OF_FOLDER]:
+                    for file in inside[: MAX_FILES_OF_LINE + 1]:
                         self._note_path(call.frame, str(file))
 
         return opened
@@ -202,13 +188,13 @@ class ReadFiles:
         self._bytes += needed
         step = (size - _BLOCK) / (_BLOCKS - 1) if sampled else _BLOCK
         places = [int(number * step) for number in range(_BLOCKS)] if sampled else range(0, size, _BLOCK)
-        descriptor = _open_descriptor(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             data = b"".join(os.pread(descriptor, _BLOCK, place) for place in places)
         finally:
             os.close(descriptor)
         digest = hex_digest(data)
-        if size <= (_LONGEST_TEXT if ending in CONFIG else _SMALL) and (ending in CONFIG or ending in _SMALL_TEXT):
+        if size <= _LONGEST.get(ending, -1):
             self._texts.add(digest, data, redact.source if ending == ".py" else redact.config)
         return {"size": size, "digest": digest, **({"sampled": True} if sampled else {})}
 
