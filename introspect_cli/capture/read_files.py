@@ -178,8 +178,8 @@ class ReadFiles:
     def _describe(self, path: str, size: int, ending: str) -> dict[str, Any]:
         """Size and digest of a file, and `sampled` where only 64 blocks of a file above 16 MiB were read.
 
-        The digest is missing once 1 GiB was read in all. The text is kept of files up to 256 KiB with an ending in
-        `CONFIG` and up to 64 KiB with `.txt` or no ending: 2 MiB at most.
+        The digest is missing once 1 GiB was read in all. The text is kept of files up to the size that
+        `_LONGEST` has for their ending: 2 MiB at most.
         """
         sampled = size > _WHOLE
         needed = _BLOCK * _BLOCKS if sampled else size

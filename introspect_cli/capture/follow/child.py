@@ -40,7 +40,7 @@ def begin() -> None:
         order, process = json.loads(text), described(sys.orig_argv)
         everyone = order["options"]["children"] == "all"
         if process.role is Role.SCRIPT:
-            Follower(order, process, everyone=everyone).install()
+            Follower(order, process).install()
         elif process.role is Role.WORKER and everyone:
             _watch_worker(order, process)
 
@@ -52,12 +52,10 @@ class Follower:
     Attributes:
         order: as `order_of` has made it.
         process: this one.
-        everyone: whether processes that this one starts are followed as well.
     """
 
     order: dict[str, Any]
     process: Process
-    everyone: bool
     _session: Session | None = None
     _raised: BaseException | None = None
     _pid: int = field(default_factory=os.getpid)
@@ -74,14 +72,14 @@ class Follower:
     def record(self) -> None:
         """Start the capture and leave a note; a failure is noted too, and the process goes on. Nothing in a fork.
 
-        Unless `everyone`, the order is dropped from the environment first.
+        Unless all processes are followed, the order is dropped from the environment first.
         """
         if os.getpid() != self._pid:
             return  # a fork: its parent was to be followed
         try:
             from introspect_cli.capture.ranks.launchers import forget_spawned
 
-            if not self.everyone:
+            if self.order["options"]["children"] != "all":
                 self._drop_order()
             self._session = session = self._open_session()
             forget_spawned()
@@ -93,12 +91,10 @@ class Follower:
 
     def _drop_order(self) -> None:
         """Drop the order from the environment and restore PYTHONPATH, so that child processes are not followed."""
-        paths = self.order["paths"]
-        os.environ.pop(VARIABLE, None)
-        if paths is None:
-            os.environ.pop("PYTHONPATH", None)
-        else:
-            os.environ["PYTHONPATH"] = paths
+        for name, before in ((VARIABLE, None), ("PYTHONPATH", self.order["paths"])):
+            os.environ.pop(name, None)
+            if before is not None:
+                os.environ[name] = before
 
     def _open_session(self) -> Session:
         """Make a session in the run's directory, else in the first free one of 999 below its children.
@@ -179,7 +175,7 @@ def _watch_worker(order: dict[str, Any], process: Process) -> None:
             work = work_of(self)
             if work:
                 worker = replace(process, role=Role.SCRIPT, script=work)
-                follower = Follower(order, worker, everyone=True)
+                follower = Follower(order, worker)
                 follower.install()
         try:
             return original(self, *args, **kwargs)
