@@ -106,7 +106,9 @@ def current_labels() -> Facts:
             if read is not None:
                 return read(frame.f_locals["self"])
     state = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
-    return accelerate(state()) if state is not None and state._shared_state else {}  # noqa: SLF001 - a state before its first use is not made
+    return (
+        accelerate(state()) if state and getattr(state, "_shared_state", None) else {}
+    )  # before its first use none is made
 
 
 class StepLabels:
