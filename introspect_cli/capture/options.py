@@ -302,7 +302,8 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
             values[name] = _CHOSEN[name](texts) if values[name] else getattr(CaptureOptions, name)
         else:
             values[name] = words(texts) if known[name].commas else texts
-    values["steps"] = parse_rule(str(values.get("steps", CaptureOptions.steps)))
+    steps = values.get("steps")
+    values["steps"] = CaptureOptions.steps if steps is None else parse_rule(str(steps))
     options = CaptureOptions(**values)
     if options.against is not None:
         options = replace(options, against=_absolute(options.against))
