@@ -25,7 +25,6 @@ import numpy as np
 from introspect_cli.compare.elements import rounded
 from introspect_cli.compare.ledger import At, Ledger, Moment, ledgers
 from introspect_cli.compare.measure import (
-    ROUNDING,
     Layouts,
     Moments,
     Records,
@@ -39,6 +38,7 @@ from introspect_cli.compare.result import DiffResult, Divergence, Verdict
 from introspect_cli.compare.resumed import steps_counted
 from introspect_cli.compare.say import key_of, listed, some
 from introspect_cli.compare.table import KINDS, OTHER, columns, kind_code
+from introspect_cli.derived import ROUNDING
 from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, Status, Summary
