@@ -25,7 +25,6 @@ import numpy as np
 from introspect_cli.compare.elements import rounded
 from introspect_cli.compare.ledger import At, Ledger, Moment, ledgers
 from introspect_cli.compare.measure import (
-    ROUNDING,
     Layouts,
     Moments,
     Records,
@@ -39,6 +38,7 @@ from introspect_cli.compare.result import DiffResult, Divergence, Verdict
 from introspect_cli.compare.resumed import steps_counted
 from introspect_cli.compare.say import key_of, listed, some
 from introspect_cli.compare.table import KINDS, OTHER, columns, kind_code
+from introspect_cli.derived import ROUNDING
 from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, Status, Summary
@@ -313,6 +313,7 @@ class Differences(NamedTuple):
         tensors: those that differ, in the order in which they are listed (`_listing_order`).
         forms: what one has in another form than the other.
         beside: lines on what was not compared.
+        unread: tensors that could not be read.
         within: values that differ within the tolerance or noise given.
         run: `a` or `b`, where that is the moment of a run and no checkpoint; "" where both are checkpoints.
         moment: which moment, in words; "" for none.
@@ -322,6 +323,7 @@ class Differences(NamedTuple):
     tensors: list[Divergence]
     forms: list[Form]
     beside: list[str]
+    unread: int
     within: int
     run: str
     moment: str
@@ -341,9 +343,11 @@ def _differences(
         outcome: of comparing them by name.
         rename: a's names to b's.
     """
-    moments_of = {side: str(run.manifest["checkpoint"].get("moment", "")) for side, run in zip("ab", runs, strict=True)}
-    run, moment = max(moments_of.items(), key=lambda each: each[1])
-    run = run if moment else ""
+    moments_of = {
+        str(each.manifest["checkpoint"].get("moment", "")): side for side, each in zip("ab", runs, strict=True)
+    }
+    moment = max(moments_of)
+    run = moments_of[moment] if moment else ""
     changes: tuple[Callable[[str], str], ...] = rename, str
     named = [
         {(one.site.kind, change(one.site.fqn), one.site.path): one.summary for one in each.rank(0).records(0)}
@@ -362,14 +366,13 @@ def _differences(
     counts[Kind.PARAM] += sum(len(form.a) for form in forms if form.a != form.b)
     beside = [f"not compared, because only one side recorded it: {_names(unrecorded)}"] if unrecorded else []
     for side, alone in (("a", kinds[0] - kinds[1]), ("b", kinds[1] - kinds[0])):
-        if alone:
-            beside.append(
-                f"only {side} holds {listed([kind.several for kind in _KINDS if kind in alone])}: not compared"
-            )
+        names = [kind.several for kind in _KINDS if kind in alone]
+        beside += [f"only {side} holds {listed(names)}: not compared"] if names else []
     tensors = [one for one in tensors if one not in unrecorded]
     own = {rename(fqn): fqn for fqn in runs[0].rank(0).sites.fqn}
     forms = [form._replace(a=tuple(own[name] for name in form.a)) for form in forms]
-    return Differences(counts, tensors, forms, beside, outcome.tally["within"], run, moment)
+    unread = max(sum(one.status is Status.NOT_OBSERVED for one in each.values()) for each in named)
+    return Differences(counts, tensors, forms, beside, unread, outcome.tally["within"], run, moment)
 
 
 def _how(tensor: Divergence) -> str:
@@ -539,17 +542,9 @@ def _said(differences: Differences, runs: tuple[Run, Run]) -> tuple[Verdict, str
     be read or any form is not proven; else SAME.
     """
     counts, run, when, within = differences.counts, differences.run, differences.moment, differences.within
-    if not counts.total():
-        return (
-            Verdict.UNDECIDED,
-            "Could not tell: the checkpoints have no kind of tensor in common.",
-            differences.beside,
-        )
     differs, doubts, lines = _clauses(differences, runs), list[str](), list[str]()
-    if unread := max(
-        sum(one.summary.status is Status.NOT_OBSERVED for one in each.rank(0).records(0)) for each in runs
-    ):
-        doubts.append(f"{unread:,} could not be read")
+    if differences.unread:
+        doubts.append(f"{differences.unread:,} could not be read")
     alike = defaultdict[tuple[str, bool | None], list[Form]](list)
     for form in differences.forms:
         alike[form.words, form.proven].append(form)
@@ -558,6 +553,8 @@ def _said(differences: Differences, runs: tuple[Run, Run]) -> tuple[Verdict, str
         text = f"{words.format(a=' + '.join(form.a), b=' + '.join(form.b))}{more}{_DOUBTS[proven]}"
         {True: lines, False: differs, None: doubts}[proven].append(text)
     lines += differences.beside
+    if not counts.total():
+        return Verdict.UNDECIDED, "Could not tell: the checkpoints have no kind of tensor in common.", lines
     models = [kind.several for kind in MODEL if counts[kind]]
     holds = f"The checkpoints {'agree' if within else 'hold the same'}"
     if run and models:
@@ -565,7 +562,8 @@ def _said(differences: Differences, runs: tuple[Run, Run]) -> tuple[Verdict, str
     if differs:
         close = "within the tolerance" if within else "equal"
         holds = f"{holds}, but " if run and not within else f"The checkpoints differ, though the models are {close}: "
-        if not models or any(tensor.site.kind in MODEL for tensor in differences.tensors):
+        agree = all(form.proven for form in differences.forms) and not differences.unread
+        if not models or not agree or any(tensor.site.kind in MODEL for tensor in differences.tensors):
             nearest = f"At no recorded step has run {run} all tensors of the checkpoint: nearest is {when}, where "
             holds = nearest if run else "The checkpoints differ: "
         return Verdict.DIVERGED, f"{holds}{differs[0]}.", [*differs[1:], *doubts, *lines]

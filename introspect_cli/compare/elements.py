@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.measure import ROUNDING
+from introspect_cli.derived import ROUNDING
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

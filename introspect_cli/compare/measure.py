@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.result import RESOLUTION, Size
-from introspect_cli.derived import l2_norm, scale_between
+from introspect_cli.derived import ROUNDING, l2_norm, scale_between
 from introspect_cli.records import Joined, Layout, Status, Summary
 
 if TYPE_CHECKING:
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
-
-ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Unit roundoff by dtype: half the distance from 1 to the next number; Higham, Accuracy and Stability, 2.1."""
 
 _NOT_FINITE = ("nans", "posinfs", "neginfs")
 _EXACT = 1e-5

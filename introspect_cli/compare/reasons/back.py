@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known, with_state
-from introspect_cli.compare.measure import ROUNDING
 from introspect_cli.compare.reasons.base import cause, evidence_of, is_fed
 from introspect_cli.compare.reasons.ranks import reduction_factor
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step import PASSES
 from introspect_cli.compare.table import DIFFERENT, EQUAL, PHASES
-from introspect_cli.derived import scale_between
+from introspect_cli.derived import ROUNDING, scale_between
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from introspect_cli.sums import hex_digest
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from introspect_cli.rerun.changes.sides import Sides
     from introspect_cli.rerun.commits import Command
@@ -166,12 +166,14 @@ class Search:
     def run(self) -> Proof:
         """Find a set without which b is the same as a, then what else it needs to make a diverge, and prove both.
 
-        The likeliest changes are tried alone; else both ends (no change, all changes) are checked, and the set is
-        minimised. Unproven where no more runs are allowed or an end is not as it should be; the sentence says which.
+        The likely changes, no more than `_MAX_TRIED_ALONE` and half of all, are tried alone; else both ends (no change,
+        all changes) are checked, and the set is minimised. Unproven where no more runs are allowed or an end is not as
+        it should be; the sentence says which.
         """
         every = frozenset(range(len(self.elements)))
+        few = min(self.likely, _MAX_TRIED_ALONE, len(self.elements) // 2) if len(self.elements) > 1 else 1
         try:
-            core = next((part for part in self._tried_alone() if self._is_needed(part)), None)
+            core = next(filter(self._is_needed, (frozenset({place}) for place in range(few))), None)
             if core is None and not self._is_needed(every):
                 why = "or something that it reads is not as it was"
                 why = f"the script is not deterministic by itself, {why}, or it cannot be run again ({NEWER})"
@@ -198,11 +200,6 @@ class Search:
             f"{self.reference.until}, with {them} alone they diverge"
         )
         return self._proof(both, sentence, self.answers[both].result, proven=True)
-
-    def _tried_alone(self) -> Iterator[frozenset[int]]:
-        """The likely changes, no more than `_MAX_TRIED_ALONE` and half of all; the only change in any case."""
-        few = min(self.likely, _MAX_TRIED_ALONE, len(self.elements) // 2) if len(self.elements) > 1 else 1
-        return (frozenset({place}) for place in range(few))
 
     def _is_needed(self, part: frozenset[int]) -> bool:
         """Whether b without the changes `part` is the same as a, by a run; False where that cannot be judged."""

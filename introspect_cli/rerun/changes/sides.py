@@ -88,11 +88,9 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
     secret = [each for each in settings if REDACTED in (each.a, each.b)]
     unknown = [f"{each.name}: its value was redacted" for each in secret]
     for side, files, held in (("a", one, held_a), ("b", two, held_b)):
-        for name in filter(files.digests.__contains__, differing):
-            if name not in held:
-                unknown.append(f"{name}: its text in {side} is not kept, or it lies outside of the project")
-            elif files.is_redacted(name, held[name]):
-                unknown.append(f"{name}: secrets were taken out of its text")
+        why = f"its text in {side} is not kept as it was, or lies outside of the project"
+        there = filter(files.digests.__contains__, differing)
+        unknown += [f"{name}: {why}" for name in there if name not in held or files.is_redacted(name, held[name])]
     installed = (run.settings.document("packages") for run in (a, b))
     packages = [f"{name} {was} -> {now}" for name, was, now in unequal(*installed) if was and now]
     if packages:
