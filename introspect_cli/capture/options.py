@@ -429,5 +429,9 @@ def parse_pairs(products: Iterable[str], norms: Iterable[str]) -> tuple[Pair, ..
     pairs = []
     for text, norm in [*((text, False) for text in products), *((text, True) for text in norms)]:
         later, _, earlier = text.partition(":")
+        if not (later.strip() and earlier.strip()):
+            raise UsageError(
+                f"{text!r} does not name two values: write OUTPUT:INPUT, such as lm_head:blocks.0/input[0]"
+            )
         pairs.append(Pair(text, ValueName.parse(later), ValueName.parse(earlier), norm))
     return tuple(pairs)

@@ -39,6 +39,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "summed": "b is {times} times a, by as many as {of}: a sum where a mean was expected, or the other way round",
     # updates
     "other-optimizer": "the optimizer is {a} in a and {b} in b",
+    "owed": "in {side} the gradient is a partial sum on each rank when the optimizer takes it: it was not reduced",
     "changed-hands": "{a} steps it in a, {b} in b",
     "hyperparameter": "{name} {a} -> {b}",
     "untouched": "in {side} the optimizer[ ({name})] leaves it as it was",
