@@ -46,7 +46,6 @@ class Event(NamedTuple):
         method: of the probe, by a dotted path.
         why: what is lost without it.
         treatment: what is done.
-        compilers: whether a compiler that traces the call is to see the original alone.
         group: rows of one group hear only of calls that are not made inside another of the group; "" for none.
         raised: whether what the method returned is given `RAISED` where the original raised.
         late: whether it is put in place when the script imports a module, if that is not there yet.
@@ -58,7 +57,6 @@ class Event(NamedTuple):
     method: str
     why: str
     treatment: Treatment = Treatment.WATCH
-    compilers: bool = False
     group: str = ""
     raised: bool = False
     late: bool = False
@@ -137,14 +135,13 @@ EVENTS = (
           Treatment.AFTER, group=DRAWS),
     Event("early draws", "numpy.random", "default_rng", "_note_new_generator", "as above", Treatment.AFTER,
           group=DRAWS),
-    Event("early draws", "torch:Tensor", _DRAWING, "_watch_fill", "as of initialisers", compilers=True, group=DRAWS,
-          raised=True),
+    Event("early draws", "torch:Tensor", _DRAWING, "_watch_fill", "as of initialisers", group=DRAWS, raised=True),
     Event("seedings", "torch torch.random torch.cuda", "manual_seed manual_seed_all set_rng_state", "_watch_setting",
           "that a state was set, not drawn from", group=DRAWS, raised=True),
     Event("seedings", "random numpy.random", "seed setstate set_state", "_watch_setting", "as above", group=DRAWS,
           raised=True),
     Event("state", "torch.nn.utils.stateless", "_functional_call", "_watch_swap", "with which parameters a model runs",
-          compilers=True, raised=True),
+          raised=True),
     Event("built", f"{_DATA}:DataLoader {_SCHEDULER}:LRScheduler {_SCHEDULER}:ReduceLROnPlateau "
           f"{_SCHEDULER}:SequentialLR {_SCHEDULER}:ChainedScheduler torch.amp:GradScaler", "__init__", "_note_object",
           "settings, and where it is made", Treatment.AFTER),
@@ -152,16 +149,14 @@ EVENTS = (
           Treatment.AFTER),
     Event("data", f"{_DATA}:DataLoader", "__iter__", "_note_iterator", "which loader a batch is of", Treatment.AFTER),
     Event("batches", f"{_DATA}.dataloader:_BaseDataLoaderIter", "__next__", "_watch_next", "batches"),
-    Event("loss", "torch.autograd", "backward grad", "_watch_backward", "losses, and that something is trained",
-          compilers=True),
+    Event("loss", "torch.autograd", "backward grad", "_watch_backward", "losses, and that something is trained"),
     Event("products", "torch torch.serialization", "save", "_record_saved", "what the script saves", Treatment.AFTER,
           group="saves"),
     Event("products", "safetensors.torch", "save_file", "_record_saved", "as above", Treatment.AFTER, group="saves",
           late=True),
     Event("optimizers", _OPTIMIZER, "register_optimizer_step_pre_hook", "_before_step", "gradients, and the ends of "
-          "steps", Treatment.HOOK, compilers=True),
-    Event("optimizers", _OPTIMIZER, "register_optimizer_step_post_hook", "_after_step", "as above", Treatment.HOOK,
-          compilers=True),
+          "steps", Treatment.HOOK),
+    Event("optimizers", _OPTIMIZER, "register_optimizer_step_post_hook", "_after_step", "as above", Treatment.HOOK),
     Event("optimizers", f"{_OPTIMIZER}:Optimizer", "__init__", "_note_new_optimizer", "that steps end with "
           "optimizers'", Treatment.AFTER),
     Event("optimizers", "torch.amp:GradScaler", "step", "_watch_scaler_step", "steps that are skipped for infinities"),
@@ -180,7 +175,7 @@ EVENTS = (
     Event("collectives", "torch.distributed:ProcessGroup", _METHODS, "_watch_method", "which handle has which results",
           raised=True),
     Event("collectives", "torch.distributed._functional_collectives", " ".join(f"{word}*" for word in FUNCTIONAL),
-          "_watch_functional", "collectives of DTensor", compilers=True, group=FUNCTIONALS, raised=True),
+          "_watch_functional", "collectives of DTensor", group=FUNCTIONALS, raised=True),
 )  # fmt: skip
 """What is watched from when to when, and why. Kernels of collectives and taps are put in place
 by their probes: they are as many as torch has operators and the script has compiled modules."""
@@ -236,7 +231,7 @@ class Patches:
                 if event.treatment is Treatment.REPLACE:
                     self.replace(owner, name, method(original))
                 elif event.treatment is Treatment.HOOK:
-                    self.undo_by(original(_hook(method, guarded, compilers=event.compilers)).remove)
+                    self.undo_by(original(_hook(method, guarded)).remove)
                 else:
                     if event.treatment is Treatment.AFTER:
                         method = functools.partial(functools.partial, method)
@@ -252,8 +247,8 @@ class Patches:
     def watch(self, owner: Any, name: str, function: str, guarded: Guarded, handler: Handler, event: Event) -> None:
         """Replace a function by one that calls it between two guarded sections, with the same arguments.
 
-        Only the original runs while the probe is off, while a call of the same group is under way, and, for events with
-        `compilers`, while a compiler traces the call.
+        Only the original runs while the probe is off, while a call of the same group is under way, and while a compiler
+        traces the call.
 
         Args:
             owner: the class or module that has it.
@@ -262,11 +257,11 @@ class Patches:
             guarded: of the probe.
             handler: is given the call; what it returns, if not None, is called with the result, or with `RAISED` where
                 the original raised and the event asks for that.
-            event: of which `compilers`, `group` and `raised` are asked.
+            event: of which `group` and `raised` are asked.
         """
         original = getattr(owner, name)
         group, inside = event.group, guarded.inside
-        is_traced = sys.modules["torch"].compiler.is_compiling if event.compilers else _never
+        is_traced = _tracing()
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -319,19 +314,17 @@ def _names(owner: Any, glob: str) -> list[str]:
     return [name for name in vars(owner) if name.startswith(glob[:-1])] if glob.endswith("*") else [glob]
 
 
-def _never() -> bool:
-    return False
+def _tracing() -> Callable[[], bool]:
+    """Function that tells whether a compiler traces what calls it; before torch is imported, none does."""
+    return sys.modules["torch"].compiler.is_compiling if "torch" in sys.modules else bool
 
 
-def _hook(method: Callable[..., Any], guarded: Guarded, *, compilers: bool) -> Callable[..., Any]:
+def _hook(method: Callable[..., Any], guarded: Guarded) -> Callable[..., Any]:
     """A hook that calls `method` inside the guard and returns its result; while the probe is off it only returns None.
 
-    Args:
-        method: of the probe.
-        guarded: of the probe.
-        compilers: True if nothing is called either while a compiler traces the hook.
+    Nothing is called either while a compiler traces the hook.
     """
-    is_traced = sys.modules["torch"].compiler.is_compiling if compilers else _never
+    is_traced = _tracing()
 
     def hooked(*given: Any) -> Any:
         """Call the method inside the guard.

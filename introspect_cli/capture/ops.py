@@ -175,21 +175,6 @@ class Run(NamedTuple):
             value = self.args[position] if 0 <= position < len(self.args) else self.kwargs.get(name)
             yield from tensors(f"[{name!r}]", value)
 
-    def of_element(self, path: str) -> Run:
-        """What one element of a `_foreach_` operator's result is computed from: of each list the item at its place.
-
-        Args:
-            path: of the element's result, which ends with its place: `[3]`; without a number it is place 0.
-        """
-        digits = path.rpartition("[")[2].rstrip("]")
-        place = int(digits) if digits.isdigit() else 0
-        return self._replace(
-            args=tuple(
-                (value[place] if place < len(value) else None) if isinstance(value, (list, tuple)) else value
-                for value in self.args
-            )
-        )
-
     def plain_arguments(self) -> dict[str, Any]:
         """Arguments by name, as `_plain_value` gives them, with defaults of those that were not given.
 
@@ -488,8 +473,7 @@ class OpProbe(GuardedProbe):
                     place, SiteInfo(call.module_class, facts.name, call.source)
                 )
                 self._note_arguments(run, call)
-            if facts.each or given is None:
-                given = self._given_of(node, run.of_element(path) if facts.each else run)
+            given = given or self._given_of(node, run, each=facts.each)
             self._recorder.emit(site, value, given)
             if memory := memory_of(value):
                 self._written_by[memory] = site
@@ -540,14 +524,15 @@ class OpProbe(GuardedProbe):
                         break
         return found
 
-    def _given_of(self, node: Any, run: Run) -> Given:
+    def _given_of(self, node: Any, run: Run, *, each: bool) -> Given:
         """Sites that wrote an operator's inputs, and the forward operator of a backward one.
 
         Args:
             node: the autograd node that is running; None outside a backward pass.
             run: the operator.
+            each: whether it works on lists, element by element: then what went into one is not known.
         """
-        sites = self._writers_of(run.args if not run.kwargs else (*run.args, *run.kwargs.values()))
+        sites = [-1] if each else self._writers_of((*run.args, *run.kwargs.values()))
         origin = None if node is None else self._by_node.get(node._sequence_nr()) or node.name()  # noqa: SLF001 - documented in torch's notes on autograd
         if origin is None or isinstance(origin, str):
             return Given(tuple(sites), -1, origin or "")

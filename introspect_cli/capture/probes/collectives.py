@@ -305,11 +305,9 @@ class CollectiveProbe(GuardedProbe):
         number = lines.setdefault(source, len(lines))
         path += f"~{number}" if number else ""
         info = SiteInfo("", word, source)
-        site = self._recorder.site(Site(phase, Kind.COLLECTIVE, fqn, call, path), info)
-        os.write(
-            self._notes, f"{self._recorder.step}\t{fqn}\t{call}\t{described}\t{source}\n".encode("utf-8", "replace")
-        )
-        self._recorder.emit(site, described)
+        note = f"{self._recorder.step}\t{fqn}\t{call}\t{described}\t{source}\n"
+        os.write(self._notes, note.encode("utf-8", "replace"))
+        self._emit(phase, Kind.COLLECTIVE, fqn, [(path, described)], call, info)
         for number, value in enumerate(given):
             suffix = f"{path}.in[{number}]"
             place = self._recorder.site(Site(phase, Kind.COLLECTIVE, fqn, call, suffix), info)

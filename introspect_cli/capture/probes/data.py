@@ -198,8 +198,7 @@ class DataProbe(GuardedProbe):
             site = self._recorder.site(Site(phase, Kind.BATCH, loader, call, ""), info)
             self._recorder.gap(site, f"{type(batch).__name__} cannot be looked into: {type(error).__name__}")
             return
-        sites = [self._recorder.site(Site(phase, Kind.BATCH, loader, call, path), info) for path, _ in leaves]
-        self._recorder.emit_many(sites, [_recordable(leaf) for _, leaf in leaves])
+        self._emit(phase, Kind.BATCH, loader, [(path, _recordable(leaf)) for path, leaf in leaves], call, info)
 
 
 def _recordable(leaf: object) -> object:

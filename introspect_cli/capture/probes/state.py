@@ -314,7 +314,7 @@ class StateProbe(GuardedProbe):
         """
         holders = list(map(weakref.ref, holders_in(root)))
         self._holders.set(root, holders)
-        self._context.parts.ask_again()
+        self._context.parts.look()
         if self._context.parts.is_grouped:
             self._cutting.set(root, list(map(weakref.ref, filter(torch_distributed.is_cut, modules_in(root)))))
         return holders
@@ -361,17 +361,14 @@ class StateProbe(GuardedProbe):
         self._recorder.summarizer.keep_marks(tensors, self._marks)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
-        """Site of a tensor; None where it has no values here, no name, or is not watched."""
-        name = self._name(tensor)
-        return None if name is None or not name.watched else self._site_of(name, phase, kind, again=again)
-
-    def _site_of(self, name: ParameterName, phase: Phase, kind: Kind, *, again: bool) -> int:
-        """Site of a name in a phase; with `again`, the one with the next call number, which is counted."""
-        if not again:
-            return self._context.site(name, phase, kind)
-        # The optimizer's own call 0 is how its step leaves the tensor; the first of a start is its call 0.
-        used = phase is Phase.OPTIMIZER or (phase is Phase.START and name.fqn in self._fresh)
-        call = int(used) + self._context.count(self, name.fqn, phase)
+        """Site of a tensor, with `again` of the next call; None where it has no values or name, or is unwatched."""
+        name, call = self._name(tensor), 0
+        if name is None or not name.watched:
+            return None
+        if again:
+            # The optimizer's own call 0 is how its step leaves the tensor; the first of a start is its call 0.
+            used = phase is Phase.OPTIMIZER or (phase is Phase.START and name.fqn in self._fresh)
+            call = int(used) + self._context.count(self, name.fqn, phase)
         return self._context.site(name, phase, kind, call=call)
 
     def _name(self, tensor: torch.Tensor) -> ParameterName | None:

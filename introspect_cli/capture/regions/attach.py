@@ -13,6 +13,7 @@ hook fails at `No module named 'introspect_cli'`, a saved script at `Unknown bui
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import linecache
@@ -187,17 +188,11 @@ def __getattr__(name: str) -> Any:
 
 
 def tuple_items(annotation: str) -> tuple[str, ...] | None:
-    """Element types, as text, of `Tuple[...]`, not those inside them; None for another type or any text with `...`."""
-    if not annotation.startswith("Tuple[") or "..." in annotation:
+    """Element types, as text, of `Tuple[...]`, not those inside them; None for another type."""
+    node = ast.parse(annotation, mode="eval").body
+    if not (isinstance(node, ast.Subscript) and annotation.startswith("Tuple[")):
         return None
-    inner, depth, places = annotation[len("Tuple[") : -1], 0, [""]
-    for character in inner:
-        depth += (character == "[") - (character == "]")
-        if character == "," and depth == 0:
-            places.append("")
-        else:
-            places[-1] += character
-    return tuple(place.strip() for place in places)
+    return tuple(map(ast.unparse, node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]))
 
 
 def _tapped_expression(expression: str, annotation: str, spec: Spec, path: str) -> str:
