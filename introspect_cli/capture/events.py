@@ -44,7 +44,6 @@ class Event(NamedTuple):
         homes: modules, each with a class after a colon; what is not there is passed over.
         names: the attributes, of any of them; with a star at its end, all that begin so.
         method: of the probe, by a dotted path.
-        why: what is lost without it.
         treatment: what is done.
         group: rows of one group hear only of calls that are not made inside another of the group; "" for none.
         raised: whether what the method returned is given `RAISED` where the original raised.
@@ -55,7 +54,6 @@ class Event(NamedTuple):
     homes: str
     names: str
     method: str
-    why: str
     treatment: Treatment = Treatment.WATCH
     group: str = ""
     raised: bool = False
@@ -102,8 +100,6 @@ _INITIALISERS = (
 )
 _DRAWING = "uniform_ normal_ random_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_"
 """Methods of tensors that draw."""
-_METHODS = "all* _allgather* broadcast* gather* recv* reduce* _reduce_scatter* scatter*"
-"""A group's methods that give a handle of results; each version of torch has others."""
 FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 """Beginnings of torch's functional collectives, whose endings differ between versions."""
 FUNCTIONALS = "functional collectives"
@@ -112,73 +108,75 @@ _OPTIMIZER, _MODULE, _DATA, _SCHEDULER = (
     "torch.optim.optimizer", "torch.nn.modules.module", "torch.utils.data", "torch.optim.lr_scheduler",
 )  # fmt: skip
 
+_BUILT = (
+    f"{_DATA}:DataLoader {_SCHEDULER}:LRScheduler {_SCHEDULER}:ReduceLROnPlateau {_SCHEDULER}:SequentialLR "
+    f"{_SCHEDULER}:ChainedScheduler torch.amp:GradScaler"
+)
+_HOOK, _REPLACE, _AFTER = Treatment.HOOK, Treatment.REPLACE, Treatment.AFTER
+
 EVENTS = (
-    Event("interpreter", "traceback", "walk_tb _walk_tb_with_full_positions", "walker_of_tracebacks", "the script "
-          "sees our frames in what it prints", Treatment.REPLACE),
-    Event("interpreter", "traceback", "walk_stack", "walker_of_stacks", "as above", Treatment.REPLACE),
-    Event("interpreter", "signal", "signal", "setter", "a handler raises in a capture's code", Treatment.REPLACE),
-    Event("interpreter", "signal", "getsignal", "getter", "the script sees our handlers", Treatment.REPLACE),
-    Event("files", "builtins io", "open", "opener", "files that the script reads", Treatment.REPLACE),
-    Event("files", "pyarrow safetensors.torch", "memory_map load_file", "watch_library_read", "files that libraries "
-          "open in C", late=True),
+    # without them the script sees our frames in what it prints
+    Event("interpreter", "traceback", "walk_tb _walk_tb_with_full_positions", "walker_of_tracebacks", _REPLACE),
+    Event("interpreter", "traceback", "walk_stack", "walker_of_stacks", _REPLACE),
+    # ... a handler raises in a capture's code, and the script sees our handlers
+    Event("interpreter", "signal", "signal", "setter", _REPLACE),
+    Event("interpreter", "signal", "getsignal", "getter", _REPLACE),
+    # files that the script reads, and those that libraries open in C
+    Event("files", "builtins io", "open", "opener", _REPLACE),
+    Event("files", "pyarrow safetensors.torch", "memory_map load_file", "watch_library_read", late=True),
     Event("files", "pyarrow.parquet:ParquetFile pyarrow.parquet:ParquetDataset h5py:File", "__init__",
-          "watch_library_read", "as above", late=True),
-    Event("children", "multiprocessing.process:BaseProcess", "start", "_watch_start", "that children train unseen"),
-    Event("spawned", "torch.multiprocessing.spawn torch.multiprocessing", "start_processes", "_watch_spawn", "ranks "
-          "are one run", raised=True),
-    Event("beginning", "torch", "load", "_note_read_file", "that a run goes on from a checkpoint"),
-    Event("early draws", "torch.nn.init", _INITIALISERS, "_watch_fill", "which parameter is initialised otherwise",
-          group=DRAWS, raised=True),
-    Event("early draws", _MODULE, "register_module_parameter_registration_hook", "_note_registration", "at which line "
-          "something else has drawn", Treatment.HOOK),
-    Event("early draws", "random:Random", "seed", "_note_new_generator", "seeds of the script's own generators",
-          Treatment.AFTER, group=DRAWS),
-    Event("early draws", "numpy.random", "default_rng", "_note_new_generator", "as above", Treatment.AFTER,
-          group=DRAWS),
-    Event("early draws", "torch:Tensor", _DRAWING, "_watch_fill", "as of initialisers", group=DRAWS, raised=True),
+          "watch_library_read", late=True),
+    # children that train unseen, and those that are ranks of one run
+    Event("children", "multiprocessing.process:BaseProcess", "start", "_watch_start"),
+    Event("spawned", "torch.multiprocessing.spawn torch.multiprocessing", "start_processes", "_watch_spawn",
+          raised=True),
+    # that a run goes on from a checkpoint
+    Event("beginning", "torch", "load", "_note_read_file"),
+    # which parameter is initialised otherwise, and at which line something else has drawn
+    Event("early draws", "torch.nn.init", _INITIALISERS, "_watch_fill", group=DRAWS, raised=True),
+    Event("early draws", "torch:Tensor", _DRAWING, "_watch_fill", group=DRAWS, raised=True),
+    Event("early draws", _MODULE, "register_module_parameter_registration_hook", "_note_registration", _HOOK),
+    # seeds of the script's own generators
+    Event("early draws", "random:Random", "seed", "_note_new_generator", _AFTER, group=DRAWS),
+    Event("early draws", "numpy.random", "default_rng", "_note_new_generator", _AFTER, group=DRAWS),
+    # that a state was set, not drawn from
     Event("seedings", "torch torch.random torch.cuda", "manual_seed manual_seed_all set_rng_state", "_watch_setting",
-          "that a state was set, not drawn from", group=DRAWS, raised=True),
-    Event("seedings", "random numpy.random", "seed setstate set_state", "_watch_setting", "as above", group=DRAWS,
-          raised=True),
-    Event("state", "torch.nn.utils.stateless", "_functional_call", "_watch_swap", "with which parameters a model runs",
-          raised=True),
-    Event("built", f"{_DATA}:DataLoader {_SCHEDULER}:LRScheduler {_SCHEDULER}:ReduceLROnPlateau "
-          f"{_SCHEDULER}:SequentialLR {_SCHEDULER}:ChainedScheduler torch.amp:GradScaler", "__init__", "_note_object",
-          "settings, and where it is made", Treatment.AFTER),
-    Event("built", "torch:autocast", "__enter__", "_note_autocast", "in which dtypes autocast computes",
-          Treatment.AFTER),
-    Event("data", f"{_DATA}:DataLoader", "__iter__", "_note_iterator", "which loader a batch is of", Treatment.AFTER),
-    Event("batches", f"{_DATA}.dataloader:_BaseDataLoaderIter", "__next__", "_watch_next", "batches"),
-    Event("loss", "torch.autograd", "backward grad", "_watch_backward", "losses, and that something is trained"),
-    Event("products", "torch torch.serialization", "save", "_record_saved", "what the script saves", Treatment.AFTER,
-          group="saves"),
-    Event("products", "safetensors.torch", "save_file", "_record_saved", "as above", Treatment.AFTER, group="saves",
-          late=True),
-    Event("optimizers", _OPTIMIZER, "register_optimizer_step_pre_hook", "_before_step", "gradients, and the ends of "
-          "steps", Treatment.HOOK),
-    Event("optimizers", _OPTIMIZER, "register_optimizer_step_post_hook", "_after_step", "as above", Treatment.HOOK),
-    Event("optimizers", f"{_OPTIMIZER}:Optimizer", "__init__", "_note_new_optimizer", "that steps end with "
-          "optimizers'", Treatment.AFTER),
-    Event("optimizers", "torch.amp:GradScaler", "step", "_watch_scaler_step", "steps that are skipped for infinities"),
-    Event("optimizers", "deepspeed:DeepSpeedEngine", "step", "_watch_engine_step", "that groups which step in turn "
-          "are one step", raised=True, late=True),
-    Event("compile", "torch", "compile", "stand_in_for_compile", "what a compiled region runs", Treatment.REPLACE),
-    Event("modules", "torch.nn:Module", "__call__", "stand_in_for_call", "inputs and outputs of modules",
-          Treatment.REPLACE),
-    Event("modules", "torch.nn:Module", "__init_subclass__", "subclassing", "modules that are called past "
-          "`nn.Module.__call__`", Treatment.REPLACE),
-    Event("modules", _MODULE, "register_module_module_registration_hook", "_names.note_child", "names by path",
-          Treatment.HOOK),
-    Event("modules", _MODULE, "register_module_parameter_registration_hook", "_names.note_parameter", "names of "
-          "parameters whose model was not called", Treatment.HOOK),
-    Event("collectives", "torch.distributed.distributed_c10d:Work", "wait", "_watch_wait", "results of collectives"),
-    Event("collectives", "torch.distributed:ProcessGroup", _METHODS, "_watch_method", "which handle has which results",
-          raised=True),
+          group=DRAWS, raised=True),
+    Event("seedings", "random numpy.random", "seed setstate set_state", "_watch_setting", group=DRAWS, raised=True),
+    # with which parameters a model runs
+    Event("state", "torch.nn.utils.stateless", "_functional_call", "_watch_swap", raised=True),
+    # what loaders, schedulers and scalers are made of, and where; in which dtypes autocast computes
+    Event("built", _BUILT, "__init__", "_note_object", _AFTER),
+    Event("built", "torch:autocast", "__enter__", "_note_autocast", _AFTER),
+    # batches, and which loader one is of
+    Event("data", f"{_DATA}:DataLoader", "__iter__", "_note_iterator", _AFTER),
+    Event("batches", f"{_DATA}.dataloader:_BaseDataLoaderIter", "__next__", "_watch_next"),
+    # losses, and that something is trained
+    Event("loss", "torch.autograd", "backward grad", "_watch_backward"),
+    # what the script saves
+    Event("products", "torch torch.serialization", "save", "_record_saved", _AFTER, group="saves"),
+    Event("products", "safetensors.torch", "save_file", "_record_saved", _AFTER, group="saves", late=True),
+    # gradients, and that steps end with optimizers'
+    Event("optimizers", _OPTIMIZER, "register_optimizer_step_pre_hook", "_before_step", _HOOK),
+    Event("optimizers", _OPTIMIZER, "register_optimizer_step_post_hook", "_after_step", _HOOK),
+    Event("optimizers", f"{_OPTIMIZER}:Optimizer", "__init__", "_note_new_optimizer", _AFTER),
+    # steps that are skipped for infinities, and groups which step in turn that are one step
+    Event("optimizers", "torch.amp:GradScaler", "step", "_watch_scaler_step"),
+    Event("optimizers", "deepspeed:DeepSpeedEngine", "step", "_watch_engine_step", raised=True, late=True),
+    # what a compiled region runs
+    Event("compile", "torch", "compile", "stand_in_for_compile", _REPLACE),
+    # inputs and outputs of modules, and those that are called past `nn.Module.__call__`
+    Event("modules", "torch.nn:Module", "__call__", "stand_in_for_call", _REPLACE),
+    Event("modules", "torch.nn:Module", "__init_subclass__", "subclassing", _REPLACE),
+    # names by path, and of parameters whose model was not called
+    Event("modules", _MODULE, "register_module_module_registration_hook", "_names.note_child", _HOOK),
+    Event("modules", _MODULE, "register_module_parameter_registration_hook", "_names.note_parameter", _HOOK),
+    # collectives of DTensor
     Event("collectives", "torch.distributed._functional_collectives", " ".join(f"{word}*" for word in FUNCTIONAL),
-          "_watch_functional", "collectives of DTensor", group=FUNCTIONALS, raised=True),
+          "_watch_functional", group=FUNCTIONALS, raised=True),
 )  # fmt: skip
-"""What is watched from when to when, and why. Kernels of collectives and taps are put in place
-by their probes: they are as many as torch has operators and the script has compiled modules."""
+"""What is watched from when to when; above each row, what is lost without it. Kernels of collectives and taps are put
+in place by their probes: they are as many as torch has operators and the script has compiled modules."""
 
 
 class Patches:

@@ -267,7 +267,7 @@ class AttributeProbe(GuardedProbe):
 
     def __init__(self, context: Context) -> None:
         """Record nothing before `install`."""
-        self._watched: dict[str, AttributeSnapshot] = {}
+        self._watched: ById[AttributeSnapshot] = ById()
         super().__init__(context, then=self._watched.clear)
         self._patches.undo_by(self._watched.clear)
         self._recorded: dict[str, ModuleInfo] = {}
@@ -278,28 +278,19 @@ class AttributeProbe(GuardedProbe):
 
         Nothing in evaluation, or for a root without a name.
         """
-        state = None if self._context.stack.phase is Phase.EVAL else self._context.names.find(root)
-        if state is not None:
-            seen = self._watched.get(state.fqn)
-            if seen is None or not seen.holds():
-                self._write_changed(root, state.fqn)
+        seen = self._watched.get(root)
+        if seen is None or not seen.holds():
+            self.on_made(root)
 
-    def on_made(self, module: nn.Module) -> None:
-        """Write the row of a module that no other holds, when it gets its name; nothing in evaluation."""
-        state = None if self._context.stack.phase is Phase.EVAL else self._context.names.find(module)
-        if state is not None:
-            self._write_changed(module, state.fqn)
-
-    def _write_changed(self, root: nn.Module, root_name: str) -> None:
+    def on_made(self, root: nn.Module) -> None:
         """Write rows of all new modules, and of those in a root whose attributes changed; take a snapshot of it.
 
-        No row for a module made again under the same name with the same attributes.
-
-        Args:
-            root: the outermost module.
-            root_name: its FQN.
+        A root here is also a module that no other holds, when it gets its name. No row for a module made again under
+        the same name with the same attributes; nothing in evaluation, or for a root without a name.
         """
         names, step = self._context.names, self._recorder.step
+        if self._context.stack.phase is Phase.EVAL or names.find(root) is None:
+            return
         modules, plain = list(modules_in(root)), list[dict[str, object]]()
         rows = {info.fqn: info for info in names.new_modules()}
         for module in modules:
@@ -314,7 +305,7 @@ class AttributeProbe(GuardedProbe):
                     rows.pop(state.fqn, None)  # made anew under the same name
                 else:
                     self._recorded[state.fqn] = rows[state.fqn] = info
-        self._watched[root_name] = AttributeSnapshot(modules, plain)
+        self._watched.set(root, AttributeSnapshot(modules, plain))
         if rows:
             self._context.rank.modules(list(rows.values()))
 

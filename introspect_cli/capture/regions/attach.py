@@ -81,7 +81,7 @@ def attach(model: nn.Module, name: str | None = None, *, inputs: bool = True) ->
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise UsageError("taps go on a model before it is scripted or traced: call attach first, then transform")
-    if any(_is_tap(hooked) for module in model.modules() for hooked in _hooks_of(module)):
+    if _taps_of(model):
         raise UsageError("this model has taps already: detach first")
     root = name or type(model).__name__
     count = 0
@@ -103,18 +103,19 @@ def attach(model: nn.Module, name: str | None = None, *, inputs: bool = True) ->
 
 def detach(model: nn.Module) -> None:
     """Remove every tap from a model and the modules in it; other hooks stay."""
-    for module in model.modules():
-        for registry in (module._forward_pre_hooks, module._forward_hooks):  # noqa: SLF001 - no public way to others' handles
-            for key in [key for key, hooked in registry.items() if _is_tap(hooked)]:
-                del registry[key]
+    for registry, key in _taps_of(model):
+        del registry[key]
 
 
-def _hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
-    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]  # noqa: SLF001 - as above
-
-
-def _is_tap(hooked: Callable[..., Any]) -> bool:
-    return getattr(hooked, "__module__", "") == __name__
+def _taps_of(model: nn.Module) -> list[tuple[dict[int, Any], int]]:
+    """The dictionary and the key of each hook in a model that is a tap."""
+    registries = [held for one in model.modules() for held in (one._forward_pre_hooks, one._forward_hooks)]  # noqa: SLF001 - no public way to others' handles
+    return [
+        (held, key)
+        for held in registries
+        for key, hooked in held.items()
+        if getattr(hooked, "__module__", "") == __name__
+    ]
 
 
 def _forward_types(module: nn.Module) -> tuple[tuple[str, ...], str] | None:
@@ -132,16 +133,13 @@ def _forward_types(module: nn.Module) -> tuple[tuple[str, ...], str] | None:
         hints = typing.get_type_hints(forward)
     except Exception:  # a stranger's annotations may raise anything
         return None
-    taken = []
-    for parameter in list(signature.parameters.values())[1:]:
-        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            return None
-        text = _type_text(hints.get(parameter.name, Tensor))
-        if text is None:
-            return None
-        taken.append(text)
-    given = _type_text(hints.get("return", Tensor))
-    return None if given is None else (tuple(taken), given)
+    parameters = list(signature.parameters.values())[1:]
+    texts = [_type_text(hints.get(name, Tensor)) for name in (*(one.name for one in parameters), "return")]
+    positional = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    known = [text for text in texts if text is not None]
+    if len(known) < len(texts) or not positional.issuperset(one.kind for one in parameters):
+        return None
+    return tuple(known[:-1]), known[-1]
 
 
 def _type_text(annotation: Any) -> str | None:
