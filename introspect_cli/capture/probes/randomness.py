@@ -171,24 +171,6 @@ class TensorKey(NamedTuple):
     kind: tuple[object, ...]
 
 
-class Drawn(NamedTuple):
-    """One draw before the first step.
-
-    Attributes:
-        generator: the generator's name.
-        state: its state before the draw, 64 bits.
-        by: the function: `normal_(0.0,0.02)`; `-` for something that was not seen itself.
-        subject: the tensor that was filled; None where that is not known.
-        line: in the user's code; of something that was not seen, where it was noticed.
-    """
-
-    generator: str
-    state: int
-    by: str
-    subject: TensorKey | None
-    line: str
-
-
 class RandomProbe(GuardedProbe):
     """Records states of generators as steps begin, what moves them within, and what draws before the first step."""
 
@@ -211,7 +193,8 @@ class RandomProbe(GuardedProbe):
         """Whether any generator has moved since it was last looked at; asked twice for every call of a module."""
         self._first: dict[str, int] = {}
         """States as the first step began."""
-        self._events: list[Drawn | str] = []
+        self._events: list[tuple[str, TensorKey | None, str | None]] = []
+        """Seedings and draws before the first step: words, and of a draw what was filled and the line."""
         self._left_out = 0
         self._files: dict[str, None] = {}
         self._generators_made: list[str] = []
@@ -318,8 +301,11 @@ class RandomProbe(GuardedProbe):
         if not self._is_recorded:  # nobody looked for draws
             return {"read": list(self._files)}
         names = _parameter_names(self._context.names)
+        events = (
+            (words, "" if more is None else f" {_name_of(key, names)} {more}") for words, key, more in self._events
+        )
         return {
-            "events": [event if isinstance(event, str) else _line(event, names) for event in self._events],
+            "events": [words + more for words, more in events],
             "left_out": self._left_out,
             "read": list(self._files),
             "generators": self._generators_made,
@@ -345,7 +331,7 @@ class RandomProbe(GuardedProbe):
             now, line = self._generators.states, line_of(sys._getframe(1))  # noqa: SLF001 - as python documents it
             for name, state in self._first.items():
                 if now[name] != state:  # the evaluation has drawn
-                    self._note(Drawn(name, state, "-", None, line))
+                    self._note_draw(name, state, line)
             self.moved = NEVER
 
     def _note_registration(self, _module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
@@ -358,12 +344,30 @@ class RandomProbe(GuardedProbe):
         if len(self._files) < MAX_FILES:
             self._files[_file_name(call.first)] = None
 
-    def _note(self, event: Drawn | str) -> None:
-        """Add an event; from the 2201st on only their number is counted."""
+    def _note(self, words: str, line: str | None = None, filled: TensorKey | None = None) -> None:
+        """Add an event; from the 2201st on only their number is counted.
+
+        Args:
+            words: of a seeding all; of a draw what comes before what was filled.
+            line: of a draw, in the user's code.
+            filled: by a draw.
+        """
         if len(self._events) < MAX_EVENTS:
-            self._events.append(event)
+            self._events.append((words, filled, line))
         else:
             self._left_out += 1
+
+    def _note_draw(self, generator: str, state: int, line: str, by: str = "-", filled: TensorKey | None = None) -> None:
+        """Note a draw.
+
+        Args:
+            generator: its name.
+            state: before the draw, 64 bits.
+            line: in the user's code; of something that was not seen itself, where it was noticed.
+            by: the function: `normal_(0.0,0.02)`; `-` for something that was not seen itself.
+            filled: the tensor that was filled; None where that is not known.
+        """
+        self._note(f"draw {generator} {state:016x} {by}", line or "-", filled)
 
     def _note_new_generator(self, call: Call, _result: object) -> None:
         """Note the seed and the line of a python or numpy generator that code of the user's has made."""
@@ -388,17 +392,16 @@ class RandomProbe(GuardedProbe):
             """Note each default generator that the call drew from, and `own` if it was given a generator."""
             drawn = self._generators.take_moved() + ([("own", before)] if before else [])
             if drawn:
-                tensor = tensor_key(call.first)
                 line, by = line_of(call.frame), call.name + arguments_word(call.args, call.kwargs)
                 for generator, state in drawn:
-                    self._note(Drawn(generator, state, by, tensor, line))
+                    self._note_draw(generator, state, line, by, tensor_key(call.first))
 
         return filled
 
     def _note_draws(self, frame: FrameType | None) -> None:
         """Note draws since the last look, under the line of the frame where they were noticed."""
         for generator, state in self._generators.take_moved():
-            self._note(Drawn(generator, state, "-", None, line_of(frame)))
+            self._note_draw(generator, state, line_of(frame))
 
     def _watch_setting(self, call: Call) -> Callable[[object], None]:
         """Called before a generator is seeded or set: notes draws so far; returns what notes the call afterwards.
@@ -470,19 +473,17 @@ _Names = dict[tuple[int, tuple[int, ...]], tuple[str, tuple[object, ...]]]
 """Name and kind of parameters, by identity and shape, and by address and shape."""
 
 
-def _line(draw: Drawn, names: _Names) -> str:
-    """A line of words for a draw: `draw torch d46858fc895baa5f normal_(std=0.02) GPT.w net.py:9`; `-` for unknown.
+def _name_of(key: TensorKey | None, names: _Names) -> str:
+    """Name of what was filled; `-` where that is not known.
 
     A tensor whose memory is gone is unknown, unless its parameter has been moved since, to another device, dtype or
     memory format.
     """
-    key, name = draw.subject, "-"
-    if key is not None:
-        is_there = key.memory is not None and key.memory() is not None
-        named = (is_there and names.get((key.address, key.shape))) or names.get((key.identity, key.shape))
-        if named and (is_there or named[1] != key.kind):
-            name = named[0]
-    return f"draw {draw.generator} {draw.state:016x} {draw.by} {name} {draw.line or '-'}"
+    if key is None:
+        return "-"
+    is_there = key.memory is not None and key.memory() is not None
+    named = (is_there and names.get((key.address, key.shape))) or names.get((key.identity, key.shape))
+    return named[0] if named and (is_there or named[1] != key.kind) else "-"
 
 
 def tensor_key(value: object) -> TensorKey | None:
