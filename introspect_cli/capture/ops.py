@@ -36,21 +36,10 @@ if TYPE_CHECKING:
 # gives other numbers from equal inputs. So the plain arguments of each operator are noted when its site is new: the
 # document `settings/operators`, with `--level op`.
 
-_UNWRITTEN = frozenset(
-    {
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "empty_permuted",
-        "empty_quantized",
-        "new_empty",
-        "new_empty_strided",
-        "resize_",
-        "resize_as_",
-        "set_",
-        "record_stream",
-    }
-)
+_UNWRITTEN = frozenset({
+    "empty", "empty_like", "empty_strided", "empty_permuted", "empty_quantized", "new_empty", "new_empty_strided",
+    "resize_", "resize_as_", "set_", "record_stream",
+})  # fmt: skip
 """Operators whose results hold whatever the memory held before."""
 
 _ALSO_VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "lift_fresh", "alias", "detach", "detach_", "lift"})

@@ -44,7 +44,6 @@ class ModuleValues:
     """Records inputs and outputs of modules.
 
     Attributes:
-        kinds: of inputs and outputs, those that are recorded.
         inputs: whether anybody wants to know of inputs.
         outputs: and of outputs.
         on_value: hears of every tensor that goes in or comes out; None where nobody does.
@@ -56,11 +55,11 @@ class ModuleValues:
         self._recorder = context.recorder
         self._gradients, self._take = gradients, gradients.take
         kinds = context.kinds
-        self._gradient_of = {of: gradient for of, gradient in GRADIENT_OF.items() if gradient in kinds}
-        self.kinds = frozenset(kind for kind in GRADIENT_OF if kind in kinds)
-        self._kinds_of = {kind: (kind if kind in kinds else None, self._gradient_of.get(kind)) for kind in GRADIENT_OF}
-        self.inputs = Kind.INPUT in {*self.kinds, *self._gradient_of}
-        self.outputs = Kind.OUTPUT in {*self.kinds, *self._gradient_of}
+        self._kinds_of = {
+            of: (of if of in kinds else None, gradient if gradient in kinds else None)
+            for of, gradient in GRADIENT_OF.items()
+        }
+        self.inputs, self.outputs = any(self._kinds_of[Kind.INPUT]), any(self._kinds_of[Kind.OUTPUT])
         self.on_value: Callable[[ModuleState, Kind, str, torch.Tensor], None] | None = None
 
     def listen(self, listener: Callable[[ModuleState, Kind, str, torch.Tensor], None]) -> None:
@@ -118,12 +117,12 @@ class ModuleValues:
             # an output that requires gradients was made by an autograd node that knows its place
             given = at.state.styles or () if at.kind is Kind.INPUT else () if value.requires_grad else at.state.gives
             placed = torch_distributed.share(value, prefix, given) if at.state.tagged else None
-            if at.kind in self.kinds:
+            if self._kinds_of[at.kind][0]:
                 self._recorder.emit(self._site(at, prefix), value if placed is None else placed)
             self._note_tensor(at, prefix, value, placed)
             return
         if is_plain(cls):
-            if at.kind in self.kinds:
+            if self._kinds_of[at.kind][0]:
                 self._recorder.emit(self._site(at, prefix), value)
             return
         try:
@@ -132,7 +131,7 @@ class ModuleValues:
             reason = f"{type(value).__name__} cannot be looked into: {type(error).__name__}"
             self._recorder.gap(self._site(at, prefix), reason)
             return
-        if at.kind in self.kinds:
+        if self._kinds_of[at.kind][0]:
             shown = [leaf for leaf in leaves if issubclass(type(leaf[1]), torch.Tensor) or is_plain(type(leaf[1]))]
             self._recorder.emit_many([self._site(at, prefix + path) for path, _ in shown], [leaf for _, leaf in shown])
         for path, leaf in leaves:
@@ -150,7 +149,7 @@ class ModuleValues:
             value: the tensor.
             placed: the same as one rank's share of a whole; None for a whole tensor.
         """
-        gradient = self._gradient_of.get(at.kind)
+        gradient = self._kinds_of[at.kind][1]
         if gradient is not None and value.requires_grad and torch.is_grad_enabled():
             site = self._site(at._replace(phase=Phase.BACKWARD, kind=gradient), path)
             if placed is None:

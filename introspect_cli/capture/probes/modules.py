@@ -485,7 +485,7 @@ class ModuleProbe(GuardedProbe):
 
         Not for those that were called in this step, wrappers, and unwatched or unnamed ones.
         """
-        if call or Kind.OUTPUT not in self.values.kinds:
+        if call or Kind.OUTPUT not in self._context.kinds:
             return
         for child in modules_in(module):
             inner = self._names.find(child)

@@ -61,99 +61,85 @@ Facts = list[tuple[str, Any]]
 """Pairs of where in an object something is (`.padding`, `[0].size`; "" for itself) and its value."""
 
 
-class Description:
-    """Plain facts of one object; cut at depth 4, 32 items of a container and 400 parts in all.
+def _facts(value: Any, seen: set[int], depth: int = 0) -> Facts:
+    """Facts of a value: a number or text (200 characters), of containers their items, else class and attributes.
+
+    Items of a dict whose key is no scalar are left out. Given by class and length are sets and other containers, and
+    lists, tuples and dicts of more than 32 items; by class are modules, optimizers and python's own objects. After 400
+    objects, and for those described before, it is as at depth 4.
 
     Args:
-        left_out: names of attributes that say how far an object has come, not what it was built with.
+        value: any object; nothing of the script's is run.
+        seen: identities of the objects and containers that are described already.
+        depth: how many objects it is inside of; from 4 on, containers are given by class and length, objects by class.
     """
+    kind = type(value)
+    if kind in _PLAIN:
+        return [("", value[:MAX_TEXT] if kind is str else _bounded(value))]
+    if kind in _NAMED:
+        return [("", str(value))]
+    if issubclass(kind, type):
+        return [("", called(value))]
+    if kind in _FUNCTIONS:
+        return [("", called(value)), *_around(value, seen, depth)]
+    if issubclass(kind, torch.Tensor):
+        return [("", _tensor(value))]
+    if kind.__module__ == "numpy" and kind.__name__ in {"ndarray", "memmap"}:
+        return [("", f"{kind.__name__} {value.dtype} {list(value.shape)}")]
+    if kind is torch.Generator:
+        return [("", f"generator on {value.device}, seed {value.initial_seed()}")]
+    too_far = depth >= MAX_DEPTH or len(seen) > MAX_PARTS or id(value) in seen
+    if kind in _SIZED:
+        if too_far or kind not in {*_ENUMERATED, dict} or len(value) > MAX_ITEMS:
+            return [("", f"{kind.__name__} of {len(value):,}")]
+        return _named(value, seen, depth) if kind is dict else _listed(value, seen, depth)
+    if too_far or issubclass(kind, (nn.Module, ModuleType, torch.optim.Optimizer)) or _is_pythons(kind):
+        return [("", called(kind))]
+    seen.add(id(value))
+    if kind is functools.partial:
+        given = {"args": value.args} if value.args else {}
+        return [*_facts(value.func, seen, depth + 1), *_named(given | value.keywords, seen, depth)]
+    return [("", called(kind)), *_attributes(value, seen, depth)]
 
-    def __init__(self, left_out: frozenset[str] = frozenset()) -> None:
-        """Start with no part described; one instance is for one object."""
-        self._left_out = left_out
-        self._nodes = 0
-        self._seen: set[int] = set()
 
-    def facts(self, value: Any, depth: int = 0) -> Facts:
-        """Facts of a value: a number or text (200 characters), of containers their items, else class and attributes.
+def _attributes(value: object, seen: set[int], depth: int = 0) -> Facts:
+    """Facts of an object's attributes, by name without leading underscores; of its `__dict__` the first 64 alone.
 
-        Items of a dict whose key is no scalar are left out. Given by class and length are sets and other containers,
-        and lists, tuples and dicts of more than 32 items; by class are modules, optimizers and python's own objects.
-        After 400 parts, and for objects described before, it is as at depth 4.
+    Left out are names in `_PROGRESS`, names that begin with `__`, and private ones of torch's and torchvision's objects
+    unless they are scalars or lists of them. [] for an object without a `__dict__`.
+    """
+    library = type(value).__module__.partition(".")[0] in {"torch", "torchvision"}
+    held = {
+        name.lstrip("_"): item
+        for name, item in list(attributes_of(value).items())[: 2 * MAX_ITEMS]
+        if type(name) is str and name not in _PROGRESS and not name.startswith("__")
+        if not (library and name.startswith("_")) or _is_plain(item)  # bookkeeping
+    }
+    return _named(held, seen, depth)
 
-        Args:
-            value: any object; nothing of the script's is run.
-            depth: how many objects it is inside of; from 4 on, containers are given by class and length, objects
-                by class.
-        """
-        self._nodes += 1
-        kind = type(value)
-        if kind in _PLAIN:
-            return [("", value[:MAX_TEXT] if kind is str else _bounded(value))]
-        if kind in _NAMED:
-            return [("", str(value))]
-        if issubclass(kind, type):
-            return [("", called(value))]
-        if kind in _FUNCTIONS:
-            return [("", called(value)), *self._around(value, depth)]
-        if issubclass(kind, torch.Tensor):
-            return [("", _tensor(value))]
-        if kind.__module__ == "numpy" and kind.__name__ in {"ndarray", "memmap"}:
-            return [("", f"{kind.__name__} {value.dtype} {list(value.shape)}")]
-        if kind is torch.Generator:
-            return [("", f"generator on {value.device}, seed {value.initial_seed()}")]
-        too_far = depth >= MAX_DEPTH or self._nodes > MAX_PARTS or id(value) in self._seen
-        if kind in _SIZED:
-            if too_far or kind not in {*_ENUMERATED, dict} or len(value) > MAX_ITEMS:
-                return [("", f"{kind.__name__} of {len(value):,}")]
-            return self._named(value, depth) if kind is dict else self._listed(value, depth)
-        if too_far or issubclass(kind, (nn.Module, ModuleType, torch.optim.Optimizer)) or _is_pythons(kind):
-            return [("", called(kind))]
-        self._seen.add(id(value))
-        if kind is functools.partial:
-            given = {"args": value.args} if value.args else {}
-            return [*self.facts(value.func, depth + 1), *self._named(given | value.keywords, depth)]
-        return [("", called(kind)), *self.attributes(value, depth)]
 
-    def attributes(self, value: object, depth: int = 0) -> Facts:
-        """Facts of an object's attributes, by name without leading underscores; of its `__dict__` the first 64 alone.
+def _named(held: dict[Any, Any], seen: set[int], depth: int) -> Facts:
+    """Facts of the items of a dict with scalar keys, at `.KEY`."""
+    items = [(f".{str(key)[:MAX_TEXT]}", item) for key, item in held.items() if type(key) in _PLAIN]
+    return [(place + path, fact) for place, item in items for path, fact in _facts(item, seen, depth + 1)]
 
-        Left out are names in `left_out`, names that begin with `__`, and private ones of torch's and torchvision's
-        objects unless they are scalars or lists of them.
 
-        Args:
-            value: any object; [] for one without a `__dict__`.
-            depth: of the object, as in `facts`.
-        """
-        library = type(value).__module__.partition(".")[0] in {"torch", "torchvision"}
-        held = {
-            name.lstrip("_"): item
-            for name, item in list(attributes_of(value).items())[: 2 * MAX_ITEMS]
-            if type(name) is str and name not in self._left_out and not name.startswith("__")
-            if not (library and name.startswith("_")) or _is_plain(item)  # bookkeeping
-        }
-        return self._named(held, depth)
+def _listed(items: list[Any] | tuple[Any, ...], seen: set[int], depth: int) -> Facts:
+    """Facts of items, at `[0]`, `[1]`; the items in a list where each is a scalar."""
+    every = [_facts(item, seen, depth + 1) for item in items]
+    if all(len(facts) == 1 and not facts[0][0] and type(facts[0][1]) is not list for facts in every):
+        return [("", [fact for ((_, fact),) in every])]
+    return [(f"[{at}]{path}", fact) for at, facts in enumerate(every) for path, fact in facts]
 
-    def _named(self, held: dict[Any, Any], depth: int) -> Facts:
-        """Facts of the items of a dict with scalar keys, at `.KEY`."""
-        items = [(f".{str(key)[:MAX_TEXT]}", item) for key, item in held.items() if type(key) in _PLAIN]
-        return [(place + path, fact) for place, item in items for path, fact in self.facts(item, depth + 1)]
 
-    def _listed(self, items: list[Any] | tuple[Any, ...], depth: int) -> Facts:
-        """Facts of items, at `[0]`, `[1]`; the items in a list where each is a scalar."""
-        every = [self.facts(item, depth + 1) for item in items]
-        if all(len(facts) == 1 and not facts[0][0] and type(facts[0][1]) is not list for facts in every):
-            return [("", [fact for ((_, fact),) in every])]
-        return [(f"[{at}]{path}", fact) for at, facts in enumerate(every) for path, fact in facts]
-
-    def _around(self, function: Any, depth: int) -> Facts:
-        """Scalar globals and closure variables that a user's function uses; [] from depth 4 on, and for others."""
-        if type(function) is FunctionType and depth < MAX_DEPTH and is_users(function.__code__.co_filename):
-            with contextlib.suppress(ValueError):  # a variable that is not assigned yet
-                used = inspect.getclosurevars(function)
-                around = {**used.globals, **used.nonlocals}
-                return self._named({name: value for name, value in around.items() if type(value) in _PLAIN}, depth)
-        return []
+def _around(function: Any, seen: set[int], depth: int) -> Facts:
+    """Scalar globals and closure variables that a user's function uses; [] from depth 4 on, and for others."""
+    if type(function) is FunctionType and depth < MAX_DEPTH and is_users(function.__code__.co_filename):
+        with contextlib.suppress(ValueError):  # a variable that is not assigned yet
+            used = inspect.getclosurevars(function)
+            around = {**used.globals, **used.nonlocals}
+            return _named({name: value for name, value in around.items() if type(value) in _PLAIN}, seen, depth)
+    return []
 
 
 def _is_pythons(kind: type) -> bool:
@@ -209,12 +195,7 @@ def _tensor(value: torch.Tensor) -> Any:
 _ATTRIBUTES_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 """Attributes that every module has."""
 
-_HOOKS = {
-    "_forward_pre_hooks": "forward pre",
-    "_forward_hooks": "forward",
-    "_backward_pre_hooks": "backward pre",
-    "_backward_hooks": "backward",
-}
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _SIZED_ATTRIBUTES = (*_HOOKS, "_modules")
 _PACKAGE = "introspect_cli."
 _GONE: dict[str, object] = {}
@@ -334,8 +315,8 @@ class AttributeProbe(GuardedProbe):
                 plain[name] = value
             pairs.append((name, text if times < MAX_CHANGES else CHANGES_OFTEN))
         hooks = [
-            f"{kind} {name}"
-            for key, kind in _HOOKS.items()
+            f"{key.strip('_').removesuffix('_hooks').replace('_', ' ')} {name}"
+            for key in _HOOKS
             for hook in getattr(vars(module).get(key), "values", tuple)()
             if not (name := called(hook, in_full=True)).startswith(_PACKAGE)
         ]
@@ -411,8 +392,8 @@ class BuiltProbe(GuardedProbe):
         self._autocast: dict[str, None] = {}
         context.facts["autocast"] = lambda: {"autocast": ", ".join(self._autocast) or "off"}
         self._lines: ById[str] = ById()
-        self.loaders: dict[tuple[Phase, str], list[dict[str, Any]]] = {}
-        """Settings of loaders by what they are for and name, each variant once."""
+        self.loaders: dict[tuple[Phase, str], dict[str, Any]] = {}
+        """Settings of loaders by what they are for and name."""
         self._names = FreeNames()
         self._made: ById[tuple[str, str]] = ById()
         """Kind and name of each scheduler and scaler."""
@@ -441,19 +422,16 @@ class BuiltProbe(GuardedProbe):
         """The document `settings/built`: settings by kind (`loaders`, `schedulers`, `scalers`) and name.
 
         Describes the schedulers and scalers that are new since the last call, if they still exist. Loaders of an
-        evaluation are named `NAME (evaluation)`, further variants under one name `NAME (2)`.
+        evaluation are named `NAME (evaluation)`.
         """
         for thing in self._made.objects():
             kind, name = self._made.get(thing) or ("", "")
             of_kind = self._described.setdefault(kind, {})
             if name not in of_kind and (described := self.describe(thing)):
                 of_kind[name] = described
-        loaders: dict[str, dict[str, Any]] = {}
-        for (phase, name), settings in self.loaders.items():
-            shown = f"{name} (evaluation)" if phase is Phase.EVAL else name
-            loaders |= {
-                f"{shown} ({number})" if number > 1 else shown: variant for number, variant in enumerate(settings, 1)
-            }
+        loaders = {
+            f"{name} (evaluation)" if phase is Phase.EVAL else name: of for (phase, name), of in self.loaders.items()
+        }
         kinds = {"loaders": loaders, **self._described}
         return {kind: described for kind, described in kinds.items() if described}
 
@@ -466,27 +444,25 @@ class BuiltProbe(GuardedProbe):
         if self._count > MAX_DESCRIBED:
             return {}
         with self._guarded, unobserved():
-            held, facts, line = attributes_of(thing), list[tuple[str, Any]](), self._lines.get(thing)
-            if not isinstance(thing, DataLoader):
-                facts = Description(_PROGRESS).attributes(thing)
+            if isinstance(thing, DataLoader):
+                held = {name: value for name in _LOADER if (value := attributes_of(thing).get(name)) is not None}
+                if type(held.get("batch_sampler")) is BatchSampler and "batch_size" in held:
+                    del held["batch_sampler"]  # made by the loader itself
+                facts = [(f".{at}{path}", fact) for at, value in held.items() for path, fact in _facts(value, set())]
             else:
-                own = type(held.get("batch_sampler")) is BatchSampler  # made by the loader itself
-                for name in _LOADER:
-                    value = held.get(name)
-                    if value is not None and not (own and name == "batch_sampler" and held.get("batch_size")):
-                        facts += [(f".{name}{path}", fact) for path, fact in Description(_PROGRESS).facts(value)]
+                facts = _attributes(thing, set())
+            line = self._lines.get(thing)
             described = {path[1:]: str(fact) if type(fact) is list else fact for path, fact in facts}
             return {**({"line": line} if line else {}), **described}
         return {}
 
     def add_loader(self, phase: Phase, name: str, settings: dict[str, Any]) -> None:
-        """Add a loader's settings under name and phase, unless they are empty or equal ones are there.
+        """Add a loader's settings under name and phase, unless they are empty or the name has some.
 
         Called at each of its batches.
         """
-        variants = self.loaders.setdefault((phase, name), [])
-        if settings and settings not in variants:
-            variants.append(settings)
+        if settings and (phase, name) not in self.loaders:
+            self.loaders[phase, name] = settings
             self._context.facts["built"] = self.document
 
     def rename_loaders(self, names: dict[str, str]) -> None:

@@ -221,23 +221,17 @@ class OptimizerProbe(GuardedProbe):
         if held is not None and len(held.names) == len(parameters) and held.replaced == all_names.parameters.replaced:
             return
         self._context.clock.note_step_of(optimizer)
-        unnamed = [
-            tensor
-            for tensor in parameters
-            if all_names.parameters.name_of(tensor) is None and not self._script_name(tensor)
-        ]
-        if unnamed:
+        variables = self._context.leaf_names  # the script's, of tensors that no module holds
+        known = all_names.parameters.name_of
+        if unnamed := [each for each in parameters if known(each) is None and id(each) not in variables]:
             all_names.name_holders_of(unnamed)
         names: list[ParameterName] = []
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
-                parameter_name = all_names.parameters.name_of(parameter)
+                parameter_name = known(parameter)
                 if parameter_name is None:
-                    parameter_name = all_names.parameters.name_alone(
-                        parameter,
-                        self._script_name(parameter) or f"{self._name(optimizer)}.group{number}.{position}",
-                        type(optimizer).__name__,
-                    )
+                    alone = variables.get(id(parameter)) or f"{self._name(optimizer)}.group{number}.{position}"
+                    parameter_name = all_names.parameters.name_alone(parameter, alone, type(optimizer).__name__)
                 parameter_name.add_holder(optimizer, (number, position))
                 names.append(parameter_name)
         self._parameters.set(optimizer, ParameterSites(names, parameters, all_names.parameters.replaced))
@@ -246,10 +240,6 @@ class OptimizerProbe(GuardedProbe):
     def _name(self, optimizer: Optimizer) -> str:
         """Name of an optimizer, given at the first call."""
         return self._names.name(optimizer, type(optimizer).__name__)
-
-    def _script_name(self, parameter: torch.Tensor) -> str:
-        """The script's variable for a tensor that no module holds; "" where unknown."""
-        return self._context.leaf_names.get(id(parameter), "")
 
     def _record_state_before(self, optimizer: Optimizer) -> None:
         """Record the state that an optimizer finds at its first step, and at its first after unrecorded steps.

@@ -184,7 +184,8 @@ class RandomProbe(GuardedProbe):
         self._is_recorded = Kind.RNG in context.kinds
         self._early = Patches()
         self._generators = Generators()
-        self._made: dict[str, Any] | None = None
+        self._made: dict[str, Any] = {}
+        """The script's own generators as the first step began; to look for later ones would take long in each step."""
         self._untouched: set[str] = set()
         """Generators that are as the process found them: their states mean nothing."""
         self._thread = 0
@@ -229,8 +230,8 @@ class RandomProbe(GuardedProbe):
             self._early.remove()
             self._note_draws(sys._getframe(1))  # noqa: SLF001 - as python documents it
             self._first = self._generators.states
-            made = script_generators() if self._is_recorded else {}
-            self._generators_made = [generator_words(name, generator) for name, generator in made.items()]
+            self._made = script_generators() if self._is_recorded else {}
+            self._generators_made = [generator_words(name, generator) for name, generator in self._made.items()]
             if self._is_recorded or self._files:
                 self._context.facts["beginning"] = self.document
         if self._is_recorded:
@@ -259,8 +260,6 @@ class RandomProbe(GuardedProbe):
                 self._emit_state(name, torch.frombuffer(bytearray(state), dtype=torch.uint8))
         for name, generator in (("torch", torch.default_generator), *devices):
             self._emit_state(name, generator.get_state())
-        if self._made is None:  # what the script makes later is not looked for: that would take long in each step
-            self._made = script_generators()
         for name, generator in self._made.items():
             self._emit_state(name, state_word(generator))
 

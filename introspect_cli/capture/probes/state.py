@@ -62,7 +62,7 @@ class StateProbe(GuardedProbe):
         self._step = self._called = -1
         self._own: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         """Tensors that `functional_call` has replaced in a model: dict, key and own tensor."""
-        self._swapped: tuple[Sequence[ParameterName], Sequence[torch.Tensor]] = (), ()
+        self._swapped: list[tuple[ParameterName, torch.Tensor]] = []
         """Names and tensors that such a model is about to run with."""
 
     def _watch_swap(self, call: Call) -> Callable[[object], None] | None:
@@ -84,25 +84,29 @@ class StateProbe(GuardedProbe):
             names.name_holders_of(list(held.values()))  # while it holds them
         if names.find(module) is None:
             return None
-        swapped = [
-            (name, value, held[key])
-            for key, value in values.items()
-            if key in held and value is not held[key] and (name := names.parameters.name_of(held[key])) and name.watched
-        ]
-        names_of, others, own = zip(*swapped, strict=True) if swapped else ((), (), ())
+        swapped = {
+            key: name
+            for key in values
+            if key in held
+            and values[key] is not held[key]
+            and (name := names.parameters.name_of(held[key]))
+            and name.watched
+        }
+        given, own = ([(name, of[key]) for key, name in swapped.items()] for of in (values, held))
         if phase is not None:
-            self._write_given(names_of, others, phase)
-            return lambda _result: self._write_given(names_of, own, phase)
+            self._write_given(given, phase)
+            return lambda _result: self._write_given(own, phase)
         groups = [group for one in modules_in(module) for group in (one._parameters, one._buffers)]  # noqa: SLF001 - the public views may be the script's
         self._own = [(group, key, tensor) for group in groups for key, tensor in group.items() if tensor is not None]
-        has_given = not any(map(is_wrapped, others))  # else a transform differentiates or batches what the model holds
-        self._swapped = (names_of, others) if has_given else ((), ())
+        # else a transform differentiates or batches what the model holds
+        has_given = not any(is_wrapped(value) for _, value in given)
+        self._swapped = given if has_given else []
 
         def leave(_result: object) -> None:
             """Forget what was put in; record the module's own tensors again if the others were recorded."""
-            (waiting, _), self._own, self._swapped = self._swapped, [], ((), ())
+            waiting, self._own, self._swapped = self._swapped, [], []
             if has_given and not waiting:
-                self._write_given(names_of, own, self._context.stack.phase)
+                self._write_given(own, self._context.stack.phase)
 
         return leave
 
@@ -118,22 +122,14 @@ class StateProbe(GuardedProbe):
             for (group, key, _), tensor in zip(self._own, others, strict=True):
                 group[key] = tensor
 
-    def _write_given(self, names: Sequence[ParameterName], tensors: Sequence[torch.Tensor], phase: Phase) -> None:
-        """Record tensors under the names of the parameters that they stand in for, in a forward pass.
-
-        Args:
-            names: of the parameters.
-            tensors: one for each name.
-            phase: of the call.
-        """
+    def _write_given(self, given: list[tuple[ParameterName, torch.Tensor]], phase: Phase) -> None:
+        """Record tensors under the names of the parameters that they stand in for, in a forward pass."""
         with unobserved():
             self._enter_step()
-            sites = []
-            for name in names:
-                call = self._context.count(GIVEN, name.fqn, phase)
-                sites.append(self._context.site(name, phase, Kind.PARAM, GIVEN, call))
-            self._recorder.emit_many(sites, list(tensors))
-            self._recorder.summarizer.keep_marks(list(tensors), self._marks)
+            calls = [self._context.count(GIVEN, name.fqn, phase) for name, _ in given]
+            named = zip(given, calls, strict=True)
+            sites = [self._context.site(name, phase, Kind.PARAM, GIVEN, call) for (name, _), call in named]
+            self._write(sites, [tensor for _, tensor in given])
 
     def on_restart(self, kept: int | None) -> None:
         """Forget which tensors are recorded, as steps start from 0 again.
@@ -153,9 +149,9 @@ class StateProbe(GuardedProbe):
         """
         with self._holding():
             self._record_root(root)
-        (names, others), self._swapped = self._swapped, ((), ())
-        if names:
-            self._write_given(names, others, self._context.stack.phase)
+        given, self._swapped = self._swapped, []
+        if given:
+            self._write_given(given, self._context.stack.phase)
 
     def _record_root(self, root: nn.Module) -> None:
         """Record those of a root's tensors that have no record, and again those written to since theirs.
