@@ -53,7 +53,6 @@ from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
     from introspect_cli.capture.context import Context, Stack
     from introspect_cli.capture.naming import ModuleState
@@ -193,19 +192,13 @@ class ModuleProbe(GuardedProbe):
             module: whose outermost call has just been recorded.
             phase: of that call.
         """
-        names = self._context.names
-        if next(names.holders_of(module), None) is None:
-            return
-        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the only way to a frame
-        while frame is not None and (is_introspects(frame) or frame.f_globals.get("__name__") == nn.Module.__module__):
-            frame = frame.f_back
-        if frame is None:
-            return
-        key = (id(module), id(frame.f_code), phase)
-        if key in self._looked:
+        above = {id(holder): holder for holder in self._names.holders_of(module)}
+        frames = outward(sys._getframe(1)) if above else iter(())  # noqa: SLF001 - the only way to a frame
+        ours = nn.Module.__module__
+        frame = next((f for f in frames if not is_introspects(f) and f.f_globals.get("__name__") != ours), None)
+        if frame is None or (key := (id(module), id(frame.f_code), phase)) in self._looked:
             return
         self._looked.add(key)
-        above = {id(holder): holder for holder in names.holders_of(module)}
         for caller, _ in zip(outward(frame), range(MAX_FRAMES), strict=False):
             is_method = caller.f_code.co_argcount and caller.f_code.co_varnames[0] == "self"
             holder = above.get(id(caller.f_locals.get("self"))) if is_method else None
@@ -272,14 +265,12 @@ class ModuleProbe(GuardedProbe):
         """
         stack = self._stacks.now
         calls, in_backward = stack.calls, private_api.graph_task() != -1
-        if calls and calls[-1] is not None and self._recorder.wanted and not in_backward:  # as nearly all are
-            return self._record_call(stack, original, module, args, kwargs)
-        if calls and (calls[-1] is None or not self._recorder.wanted):
-            return original(module, *args, **kwargs)
         if not calls and not in_backward:
             return self._record_outermost(stack, original, module, args, kwargs)
-        if not self._recorder.wanted:
-            return self._run_unrecorded(original, module, args, kwargs)
+        if (calls and calls[-1] is None) or not self._recorder.wanted:
+            return original(module, *args, **kwargs)
+        if not in_backward:
+            return self._record_call(stack, original, module, args, kwargs)
         phase, stack.phase = stack.phase, Phase.RECOMPUTE  # the forward around a backward pass goes on after it
         try:
             return self._record_call(stack, original, module, args, kwargs)
