@@ -41,13 +41,12 @@ class Event(NamedTuple):
 
     Attributes:
         section: which rows are put in place together: the name of a probe, or of a part of one.
-        homes: modules, each with a class after a colon; what is not there is passed over.
+        homes: modules, each with a class after a colon; one that is not there is waited for, a class is passed over.
         names: the attributes, of any of them; with a star at its end, all that begin so.
         method: of the probe, by a dotted path.
         treatment: what is done.
         group: rows of one group hear only of calls that are not made inside another of the group; "" for none.
         raised: whether what the method returned is given `RAISED` where the original raised.
-        late: whether it is put in place when the script imports a module, if that is not there yet.
     """
 
     section: str
@@ -57,7 +56,6 @@ class Event(NamedTuple):
     treatment: Treatment = Treatment.WATCH
     group: str = ""
     raised: bool = False
-    late: bool = False
 
 
 class Call(NamedTuple):
@@ -123,9 +121,9 @@ EVENTS = (
     Event("interpreter", "signal", "getsignal", "getter", _REPLACE),
     # files that the script reads, and those that libraries open in C
     Event("files", "builtins io", "open", "opener", _REPLACE),
-    Event("files", "pyarrow safetensors.torch", "memory_map load_file", "watch_library_read", late=True),
+    Event("files", "pyarrow safetensors.torch", "memory_map load_file", "watch_library_read"),
     Event("files", "pyarrow.parquet:ParquetFile pyarrow.parquet:ParquetDataset h5py:File", "__init__",
-          "watch_library_read", late=True),
+          "watch_library_read"),
     # children that train unseen, and those that are ranks of one run
     Event("children", "multiprocessing.process:BaseProcess", "start", "_watch_start"),
     Event("spawned", "torch.multiprocessing.spawn torch.multiprocessing", "start_processes", "_watch_spawn",
@@ -155,14 +153,14 @@ EVENTS = (
     Event("loss", "torch.autograd", "backward grad", "_watch_backward"),
     # what the script saves
     Event("products", "torch torch.serialization", "save", "_record_saved", _AFTER, group="saves"),
-    Event("products", "safetensors.torch", "save_file", "_record_saved", _AFTER, group="saves", late=True),
+    Event("products", "safetensors.torch", "save_file", "_record_saved", _AFTER, group="saves"),
     # gradients, and that steps end with optimizers'
     Event("optimizers", _OPTIMIZER, "register_optimizer_step_pre_hook", "_before_step", _HOOK),
     Event("optimizers", _OPTIMIZER, "register_optimizer_step_post_hook", "_after_step", _HOOK),
     Event("optimizers", f"{_OPTIMIZER}:Optimizer", "__init__", "_note_new_optimizer", _AFTER),
     # steps that are skipped for infinities, and groups which step in turn that are one step
     Event("optimizers", "torch.amp:GradScaler", "step", "_watch_scaler_step"),
-    Event("optimizers", "deepspeed:DeepSpeedEngine", "step", "_watch_engine_step", raised=True, late=True),
+    Event("optimizers", "deepspeed:DeepSpeedEngine", "step", "_watch_engine_step", raised=True),
     # what a compiled region runs
     Event("compile", "torch", "compile", "stand_in_for_compile", _REPLACE),
     # inputs and outputs of modules, and those that are called past `nn.Module.__call__`
@@ -196,9 +194,9 @@ class Patches:
         self._undo += undo
 
     def put(self, section: str, probe: Any, guarded: Guarded) -> None:
-        """Put all rows of a section in place; a missing module, class or attribute is passed over.
+        """Put all rows of a section in place, those of a module that is not there when the script imports it.
 
-        So is an `__init__` that a class only inherits.
+        A missing class or attribute is passed over, and so is an `__init__` that a class only inherits.
 
         Args:
             section: which rows of `EVENTS`.
@@ -208,7 +206,7 @@ class Patches:
         rows = [event for event in EVENTS if event.section == section]
         for event, home in ((row, home) for row in rows for home in row.homes.split()):
             module, put = home.partition(":")[0], functools.partial(self._put, event, home, probe, guarded)
-            if event.late and module not in sys.modules:
+            if module not in sys.modules:
                 watch = ImportWatch({module: put})
                 self.undo_by(watch.remove)
                 watch.install()
@@ -219,10 +217,9 @@ class Patches:
         """Replace, hook or watch the attributes of one row in one of its homes as it says."""
         module, _, kind = home.partition(":")
         with guarded:
-            owner = sys.modules.get(module)
+            owner: Any = sys.modules[module]
             owner = getattr(owner, kind, None) if kind else owner
-            names = () if owner is None else (name for glob in event.names.split() for name in _names(owner, glob))
-            for name in names:
+            for name in (name for glob in event.names.split() for name in _names(owner, glob)):
                 if not (name in vars(owner) if name == "__init__" else hasattr(owner, name)):
                     continue
                 method, original = attrgetter(event.method)(probe), getattr(owner, name)

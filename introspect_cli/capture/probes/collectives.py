@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import os
 import sys
@@ -122,7 +121,6 @@ class CollectiveProbe(GuardedProbe):
             operator = getattr(getattr(torch.ops.c10d, name, None), "default", None)
             if operator is not None:
                 library.impl(name, self._new_kernel(operator, facts), "Autograd", with_keyset=True)
-        importlib.import_module("torch.distributed._functional_collectives")
         super().install()
 
     def _close_notes(self) -> None:
