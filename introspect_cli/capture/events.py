@@ -219,7 +219,8 @@ class Patches:
         with guarded:
             owner: Any = sys.modules[module]
             owner = getattr(owner, kind, None) if kind else owner
-            for name in (name for glob in event.names.split() for name in _names(owner, glob)):
+            names = () if owner is None else (name for glob in event.names.split() for name in _names(owner, glob))
+            for name in names:
                 if not (name in vars(owner) if name == "__init__" else hasattr(owner, name)):
                     continue
                 method, original = attrgetter(event.method)(probe), getattr(owner, name)
