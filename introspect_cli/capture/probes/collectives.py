@@ -52,26 +52,20 @@ class Facts(NamedTuple):
     peer: int = -1
 
 
-FACTS = {
-    "allreduce_": Facts("all_reduce", 0, 0, 1, 2),
-    "allreduce_coalesced_": Facts("all_reduce", 0, 0, 1, 2),
-    "allgather_": Facts("all_gather", 1, 0, 2),
-    "_allgather_base_": Facts("all_gather", 1, 0, 2),
-    "allgather_coalesced_": Facts("all_gather", 1, 0, 2),
-    "allgather_into_tensor_coalesced_": Facts("all_gather", 1, 0, 2),
-    "reduce_scatter_": Facts("reduce_scatter", 1, 0, 2, 3),
-    "_reduce_scatter_base_": Facts("reduce_scatter", 1, 0, 2, 3),
-    "reduce_scatter_tensor_coalesced_": Facts("reduce_scatter", 1, 0, 2, 3),
+_NAMES = {
+    "allreduce_ allreduce_coalesced_": Facts("all_reduce", 0, 0, 1, 2),
+    "allgather_ _allgather_base_ allgather_coalesced_ allgather_into_tensor_coalesced_": Facts("all_gather", 1, 0, 2),
+    "reduce_scatter_ _reduce_scatter_base_ reduce_scatter_tensor_coalesced_": Facts("reduce_scatter", 1, 0, 2, 3),
     "reduce_": Facts("reduce", 0, 0, 1, 2, 3),
     "broadcast_": Facts("broadcast", 0, 0, 1, -1, 2),
     "gather_": Facts("gather", 1, 0, 2, -1, 3),
     "scatter_": Facts("scatter", 1, 0, 2, -1, 3),
-    "alltoall_": Facts("all_to_all", 1, 0, 2),
-    "alltoall_base_": Facts("all_to_all", 1, 0, 2),
+    "alltoall_ alltoall_base_": Facts("all_to_all", 1, 0, 2),
     "send": Facts("send", 0, -1, 1, -1, 2),
     "recv_": Facts("recv", -1, 0, 1, -1, 2),
     "barrier": Facts("barrier", -1, -1, 1),
 }
+FACTS = {name: facts for names, facts in _NAMES.items() for name in names.split()}
 """Operators by name; others (checks of memory, waits) move nothing."""
 
 

@@ -112,31 +112,22 @@ class ModuleValues:
 
     def _record_other(self, at: At, prefix: str, value: Any) -> None:
         """`record` of what may be more than a plain tensor, hidden from what the script watches calls with."""
-        cls = type(value)
-        if issubclass(cls, torch.Tensor):
-            # an output that requires gradients was made by an autograd node that knows its place
-            given = at.state.styles or () if at.kind is Kind.INPUT else () if value.requires_grad else at.state.gives
-            placed = torch_distributed.share(value, prefix, given) if at.state.tagged else None
-            if self._kinds_of[at.kind][0]:
-                self._recorder.emit(self._site(at, prefix), value if placed is None else placed)
-            self._note_tensor(at, prefix, value, placed)
-            return
-        if is_plain(cls):
-            if self._kinds_of[at.kind][0]:
-                self._recorder.emit(self._site(at, prefix), value)
-            return
         try:
             leaves = flatten(value)
         except Exception as error:  # looking into an object of the script's runs code of the script's
             reason = f"{type(value).__name__} cannot be looked into: {type(error).__name__}"
             self._recorder.gap(self._site(at, prefix), reason)
             return
-        if self._kinds_of[at.kind][0]:
-            shown = [leaf for leaf in leaves if issubclass(type(leaf[1]), torch.Tensor) or is_plain(type(leaf[1]))]
-            self._recorder.emit_many([self._site(at, prefix + path) for path, _ in shown], [leaf for _, leaf in shown])
         for path, leaf in leaves:
-            if issubclass(type(leaf), torch.Tensor):
-                self._note_tensor(at, prefix + path, leaf)
+            is_tensor, placed = issubclass(type(leaf), torch.Tensor), None
+            if is_tensor and at.state.tagged:
+                # an output that requires gradients was made by an autograd node that knows its place
+                given = at.state.styles or () if at.kind is Kind.INPUT else () if leaf.requires_grad else at.state.gives
+                placed = torch_distributed.share(leaf, prefix + path, given)
+            if self._kinds_of[at.kind][0] and (is_tensor or is_plain(type(leaf))):
+                self._recorder.emit(self._site(at, prefix + path), leaf if placed is None else placed)
+            if is_tensor:
+                self._note_tensor(at, prefix + path, leaf, placed)
 
     def _note_tensor(self, at: At, path: str, value: torch.Tensor, placed: Placed | None = None) -> None:
         """Have a tensor's gradient recorded when it comes, and call the listener, if there is one, with the tensor.
