@@ -465,14 +465,7 @@ class BuiltProbe(GuardedProbe):
             self.loaders[phase, name] = settings
             self._context.facts["built"] = self.document
 
-    def rename_loaders(self, names: dict[str, str]) -> None:
-        """Rename training's loaders by old name, and drop those without a new one.
-
-        Called when steps start from 0 again.
-        """
-        self.loaders = {
-            (phase, names[name] if phase is Phase.DATA else name): settings
-            for (phase, name), settings in self.loaders.items()
-            if phase is not Phase.DATA or name in names
-        }
+    def forget_training(self) -> None:
+        """Forget training's loaders, as steps start from 0 again."""
+        self.loaders = {key: settings for key, settings in self.loaders.items() if key[0] is not Phase.DATA}
         self._context.facts["built"] = self.document

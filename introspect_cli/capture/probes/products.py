@@ -9,7 +9,7 @@ import sys
 from collections import Counter, deque
 from pathlib import PurePath
 from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -185,11 +185,8 @@ MAX_ITEMS = 100
 MAX_DEPTH = 4
 
 
-class ObjectPath(NamedTuple):
-    """Path to an object: variable's scope (code object, or module name), then attributes and `(key,)` tuples."""
-
-    scope: CodeType | str
-    keys: tuple[Any, ...]
+ObjectPath = tuple[Any, ...]
+"""Path to an object: variable's scope (code object, or module name), then attributes and `(key,)` tuples."""
 
 
 class CopiesProbe(GuardedProbe):
@@ -282,7 +279,7 @@ def _shapes(tensors: dict[int, torch.Tensor]) -> Counter[tuple[int, ...]]:
 
 def _name(path: ObjectPath) -> str:
     """A path without its scope as a Python expression, cut to 80 characters: `ema['weights'].shadow`."""
-    text = "".join(f"[{key[0]!r}]" if type(key) is tuple else f".{key}" for key in path.keys)
+    text = "".join(f"[{key[0]!r}]" if type(key) is tuple else f".{key}" for key in path[1:])
     return clean(text[1:], 80)
 
 
@@ -323,8 +320,8 @@ def _candidates(most: int) -> Iterator[tuple[ObjectPath, object]]:
         most: a list, tuple or dict of tensors is given only if it has as many or fewer; modules always are.
     """
     seen: set[int] = set()
-    waiting = deque(
-        (ObjectPath(scope, (name,)), value)
+    waiting: deque[tuple[ObjectPath, object]] = deque(
+        ((scope, name), value)
         for scope, variables in _scopes().items()
         for name, value in list(variables.items())
         if not name.startswith("__")
@@ -338,9 +335,8 @@ def _candidates(most: int) -> Iterator[tuple[ObjectPath, object]]:
         of_tensors = issubclass(type(next(iter(items), None)), torch.Tensor)
         if issubclass(type(value), nn.Module) or (of_tensors and len(items) <= most):
             yield path, value
-        if not of_tensors and len(path.keys) < MAX_DEPTH:
-            inside = _parts_of(value).items()
-            waiting.extend((ObjectPath(path.scope, (*path.keys, key)), item) for key, item in inside)
+        if not of_tensors and len(path) <= MAX_DEPTH:
+            waiting.extend(((*path, key), item) for key, item in _parts_of(value).items())
 
 
 def _object_at(path: ObjectPath, scopes: dict[CodeType | str, dict[str, Any]]) -> object:
@@ -350,8 +346,8 @@ def _object_at(path: ObjectPath, scopes: dict[CodeType | str, dict[str, Any]]) -
         path: to it.
         scopes: as `_scopes` gives them.
     """
-    held, value = scopes.get(path.scope, {}), None
-    for key in path.keys:
+    held, value = scopes.get(path[0], {}), None
+    for key in path[1:]:
         value = held.get(key)
         held = _parts_of(value)
     return value
