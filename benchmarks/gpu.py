@@ -37,14 +37,16 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 import torch
 import workloads
 from kernel_values import expected_row
+from made_gpu import made_gpu
 from measuring import Row, bounded
 
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.gpu.engine import DeviceEngine, DeviceRows, Devices, Item
+from introspect_cli.tensors.gpu.engine import DeviceEngine, Devices, Item
 from introspect_cli.tensors.gpu.launch import Merging
+from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,18 +128,22 @@ class Nothing:
         """See `launch.Launcher`."""
 
 
-def engine_of(place: Place, *, stats: bool = True, sketch: bool = True) -> tuple[DeviceEngine, DeviceRows]:
+def engine_of(place: Place, *, stats: bool = True, sketch: bool = True) -> DeviceEngine:
     """An engine for the device, or one that interprets."""
     if place.dry:
-        rows = DeviceRows(place.device)
-        return DeviceEngine(
-            place.device, rows, Interpreted(), stream=lambda _index: 0, stats=stats, sketch=sketch
-        ), rows
+        return DeviceEngine(place.device, Interpreted(), lambda _index: 0, None, stats, sketch)
     devices = Devices(stats=stats, sketch=sketch)
     engine = devices.engine(place.device)
     if engine is None:
         raise RuntimeError(f"no kernels for {place.device}: {devices.reasons.get(place.device)}")
-    return engine, devices.rows(place.device)
+    return engine
+
+
+def rows_of(engine: DeviceEngine, count: int) -> r.Rows:
+    """The rows of so many slots, waited for."""
+    rows = r.empty(count)
+    engine.hand_over().fill(rows)
+    return rows
 
 
 def samples(place: Place) -> Iterator[tuple[str, torch.Tensor]]:
@@ -180,16 +186,15 @@ def far(mine: r.Rows, wanted: r.Rows) -> str:
 
 def correctness(place: Place) -> Iterator[Row]:
     """All kernels on the device against their formulas in numpy; alone, in tables, twice."""
-    engine, rows = engine_of(place)
+    engine = engine_of(place)
     wrong, total = [], 0
     there, wanted = [], []
     for name, x in samples(place):
         memory_of_x = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
         moved = memory_of_x.to(place.device).as_strided(x.shape, x.stride(), x.storage_offset())
-        got = r.empty(2)
         for slot in range(2):
             assert engine.add(slot, moved), name
-        rows.hand_over().fill(got)
+        got = rows_of(engine, 2)
         expected = expected_row(x)[0]
         total += 1
         problem = far(got[0], expected) or ("" if got[0].tobytes() == got[1].tobytes() else "twice, it differs")
@@ -199,8 +204,7 @@ def correctness(place: Place) -> Iterator[Row]:
             there.append(Item(prepared, moved.data_ptr()))
             wanted.append((moved, got[0].copy()))
     engine.launch_tables([(slot, [item]) for slot, item in enumerate(there)])
-    got = r.empty(len(there))
-    rows.hand_over().fill(got)
+    got = rows_of(engine, len(there))
     others = sum(row.tobytes() != alone.tobytes() for row, (_, alone) in zip(got, wanted, strict=True))
     yield Row(
         "tensors whose row is right",
@@ -217,7 +221,7 @@ def correctness(place: Place) -> Iterator[Row]:
         prepared = engine.prepare(large)
         assert prepared is not None
         engine.launch_one(0, prepared, large.data_ptr())
-        row = rows.hand_over().rows()[0]
+        row = rows_of(engine, 1)[0]
         right = int(row[r.FINITE]) == large.numel() and row.view(np.float64)[r.MAX] == 2.0
         yield Row("elements of the largest tensor", large.numel(), "", "all", _ok(right))
 
@@ -228,8 +232,7 @@ def _ok(right: bool) -> str:
 
 def kernels(place: Place) -> Iterator[Row]:
     """Bandwidth beside that of a sum and of a copy (bytes read and written) at four sizes, float32 and bfloat16."""
-    alone, alone_rows = engine_of(place, stats=False, sketch=False)
-    full, full_rows = engine_of(place)
+    alone, full = engine_of(place, stats=False, sketch=False), engine_of(place)
     sizes = (
         {"1 kB": 1 << 10, "64 kB": 1 << 16}
         if place.dry
@@ -243,8 +246,9 @@ def kernels(place: Place) -> Iterator[Row]:
             copy = 2 * gigabytes / place.seconds(lambda x=x, target=target: target.copy_(x))
             del target
             figures = {"copy": copy, "x.sum()": gigabytes / place.seconds(x.sum)}
-            for what, engine, rows in (("checksum", alone, alone_rows), ("all three", full, full_rows)):
-                figures[what] = gigabytes / place.seconds(_again(engine, rows, x))
+            for what, engine in (("checksum", alone), ("all three", full)):
+                figures[what] = gigabytes / place.seconds(_again(engine, x))
+                engine.hand_over()
             large = name == "100 MB" and dtype == torch.float32
             for what, figure in figures.items():
                 share = {"checksum": 0.6, "all three": 0.35}.get(what) if large else None
@@ -254,56 +258,59 @@ def kernels(place: Place) -> Iterator[Row]:
 
     def table() -> None:
         full.launch_tables(together)
-        full_rows.hand_over().rows()
+        rows_of(full, len(many))
 
     yield Row(f"{len(many)} tensors of 3,072 elements in one launch", place.seconds(table) * 1e6, "us")
 
 
-def _again(engine: DeviceEngine, rows: DeviceRows, x: torch.Tensor) -> Callable[[], None]:
-    """A call that summarises a tensor into the one row."""
+def _again(engine: DeviceEngine, x: torch.Tensor) -> Callable[[], None]:
+    """A call that summarises a tensor."""
     prepared = engine.prepare(x)
     assert prepared is not None
-
-    def call() -> None:
-        rows.slots.clear()
-        engine.launch_one(0, prepared, x.data_ptr())
-
-    return call
+    return lambda: engine.launch_one(0, prepared, x.data_ptr())
 
 
 def host(place: Place) -> Iterator[Row]:
-    """Host microseconds of a launch and of a tensor in a table of 500: with a launcher that does nothing, and real."""
+    """Host microseconds of a tensor, alone and in a table of 500: with a launcher that does nothing, and real."""
     x = torch.randn(4096, device=place.device)
     many = [torch.randn(256, device=place.device) for _ in range(500)]
-    real = None if place.dry else engine_of(place)
-    rows = DeviceRows(place.device, None if place.dry else torch.cuda)
-    stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) if not place.dry else None  # noqa: SLF001  # as `devices`
-    stub = DeviceEngine(place.device, rows, Nothing(), stream=stream or (lambda _index: 0))
-    named = [("with a stub launcher", stub, rows), *([("launched", *real)] if real else [])]
-    for name, engine, kept in named:
-        best, together, goes = math.inf, math.inf, 500
+    handle = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001  # as `Devices`
+    stream, cuda = (lambda _index: 0, None) if place.dry else (handle, torch.cuda)
+    engines = {"with a stub launcher": DeviceEngine(place.device, Nothing(), stream, cuda)}
+    engines |= {} if place.dry else {"launched": engine_of(place)}
+    for name, engine in engines.items():
+        best, together = math.inf, math.inf
         for _ in range(20):
-            kept.slots.clear()
             start = time.perf_counter()
-            for slot in range(goes):
+            for slot in range(len(many)):
                 prepared = engine.prepare(x)
                 assert prepared is not None
                 engine.launch_one(slot, prepared, x.data_ptr())
-            best = min(best, (time.perf_counter() - start) / goes)
-            place.wait()
-            kept.slots.clear()
+            best = min(best, (time.perf_counter() - start) / len(many))
+            rows_of(engine, len(many))
             start = time.perf_counter()
             engine.launch_tables([(slot, [Item(engine.prepare(y), y.data_ptr())]) for slot, y in enumerate(many)])  # type: ignore[arg-type]
             together = min(together, (time.perf_counter() - start) / len(many))
-            place.wait()
+            rows_of(engine, len(many))
         yield bounded(f"a launch, {name}", best * 1e6, "us", most=10.0)
         yield Row(f"a tensor of a table of 500, {name}", together * 1e6, "us")
+    again = [x for number in range(250) for x in [torch.randn(256 + number % 20 * 16)] * 2]
+    with made_gpu(Nothing()):
+        summarizer = Summarizer()
+        for lean in (False, True):
+            best = math.inf
+            for _ in range(20):
+                start = time.perf_counter()
+                for x in again:
+                    summarizer.add(x, lean=lean)
+                best = min(best, (time.perf_counter() - start) / len(again))
+                summarizer.end_step().finish()
+            what = f"a tensor in a {'lean' if lean else 'full'} step, half of them again, with a stub launcher"
+            yield bounded(what, best * 1e6, "us", most=3.0)
 
 
 def counted(_place: Place) -> Iterator[Row]:
     """Launches and bytes of a captured step in full and of a lean one, on a made-up GPU: the same wherever it runs."""
-    from made_gpu import made_gpu
-
     step = workloads.WORKLOADS["gpt d=128"]()
     with made_gpu() as launches, tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"

@@ -42,11 +42,26 @@ def is_introspects(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(PACKAGE)
 
 
-def outward(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame and its callers, the innermost first."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+class outward:  # noqa: N801 - used as a function
+    """A frame and its callers, the innermost first.
+
+    No generator: while one that is not exhausted is closed, python drops an exception that another thread sends.
+    """
+
+    __slots__ = ("_frame",)
+
+    def __init__(self, frame: FrameType | None) -> None:
+        self._frame = frame
+
+    def __iter__(self) -> Iterator[FrameType]:
+        return self
+
+    def __next__(self) -> FrameType:
+        frame = self._frame
+        if frame is None:
+            raise StopIteration
+        self._frame = frame.f_back
+        return frame
 
 
 class Pause:
@@ -183,7 +198,7 @@ def instances_in(kind: type | tuple[type, ...], frames: Iterable[FrameType]) -> 
 
 def script_frames() -> Iterator[FrameType]:
     """The caller's frame and its callers, the innermost first, without those whose code is not in the user's files."""
-    return (frame for frame in outward(sys._getframe(1)) if is_users(frame.f_code.co_filename))  # noqa: SLF001 - the documented way to a frame
+    return filter(lambda frame: is_users(frame.f_code.co_filename), outward(sys._getframe(1)))  # noqa: SLF001 - the documented way to a frame
 
 
 def _named_values(variables: dict[str, Any], kind: type | tuple[type, ...]) -> Iterator[tuple[str, object]]:

@@ -256,8 +256,6 @@ class EndedRows:
 
         Queues the copies to the host that have not been queued yet.
         """
-        for pending in self.pending:
-            pending.send()
         return all(pending.is_ready() for pending in self.pending)
 
     def finish(self) -> None:

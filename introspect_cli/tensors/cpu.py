@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from introspect_cli.tensors import fallback, parallel
 from introspect_cli.tensors import kernels as k
+from introspect_cli.tensors import parallel
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.views import address_of, pieces
 
@@ -29,21 +29,19 @@ WIDTH: Final = 8
 PIECE_BYTES: Final = 4 << 20
 """Bytes copied at once of a tensor that is not contiguous."""
 
-_OPAQUE: Final = {"float4_e2m1fn_x2": k.OPAQUE8, "bits8": k.OPAQUE8, "bits16": k.OPAQUE16}
-CODES: Final[dict[torch.dtype, int]] = {
-    getattr(torch, name): code for name, code in {**k.CODES, **_OPAQUE}.items() if hasattr(torch, name)
-}
-"""Type code of the kernels by dtype."""
+CODES: Final[dict[torch.dtype, int]] = {}
+"""Type code of the kernels by dtype; types of less than a byte and packed ones have bits alone."""
 
 TABLES: Final[dict[torch.dtype, np.ndarray[tuple[int], np.dtype[np.float32]]]] = {}
 """For each type of one byte that is neither integer nor packed, the float32 value of every byte."""
 
-for _name in dir(torch):
-    if _name.startswith("float8_"):
-        _dtype = getattr(torch, _name)
-        _every = torch.from_numpy(np.arange(256, dtype=np.uint8)).view(_dtype)
-        TABLES[_dtype] = np.ascontiguousarray(_every.to(torch.float32).numpy())
-        CODES[_dtype] = k.TABLE
+for _name, _dtype in vars(torch).items():
+    if isinstance(_dtype, torch.dtype) and not _name.startswith("q"):
+        _opaque = k.OPAQUE8 if _dtype.itemsize == 1 else k.OPAQUE16
+        CODES[_dtype] = k.TABLE if _name.startswith("float8_") else k.CODES.get(str(_dtype)[len("torch.") :], _opaque)
+        if CODES[_dtype] == k.TABLE:
+            _every = torch.from_numpy(np.arange(256, dtype=np.uint8)).view(_dtype)
+            TABLES[_dtype] = np.ascontiguousarray(_every.to(torch.float32).numpy())
 
 TABLE_ADDRESS: Final[dict[torch.dtype, int]] = {dtype: table.ctypes.data for dtype, table in TABLES.items()}
 
@@ -154,8 +152,6 @@ class Engine:
     ) -> None:
         """Summarise any strided CPU tensor into a row.
 
-        Types that the kernels do not know are summarised by torch: with fewer statistics, and without a sketch.
-
         Args:
             out: the row, shape (32,); overwritten.
             tensor: any shape, strides and dtype; not quantized.
@@ -165,18 +161,13 @@ class Engine:
             runs: contiguous runs to summarise in place of the tensor, each with the index of its first element in the
                 whole tensor; None for all of the tensor.
         """
-        code = CODES.get(tensor.dtype)
-        if code is None:
-            out[:] = fallback.row_of(tensor, runs).numpy().view(np.uint64)
-        else:
-            table = TABLE_ADDRESS.get(tensor.dtype, 0)
-            is_strided = runs is None and not (tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg())
-            if not (is_strided and self.summarise_strided(out.ctypes.data, tensor, code, table, flags)):
-                every = pieces(tensor, PIECE_BYTES // tensor.element_size()) if runs is None else runs
-                self._add_up_runs(out, every, code, table, flags)
-        if sorted_stats and fallback.has_values(tensor.dtype) and tensor.numel():
-            order = fallback.median_and_mode(tensor, sorted_stats)
-            out.view(np.float64)[r.MEDIAN : r.MODE + 1] = order.numpy()
+        code, table = CODES[tensor.dtype], TABLE_ADDRESS.get(tensor.dtype, 0)
+        is_strided = runs is None and not (tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg())
+        if not (is_strided and self.summarise_strided(out.ctypes.data, tensor, code, table, flags)):
+            every = pieces(tensor, PIECE_BYTES // tensor.element_size()) if runs is None else runs
+            self._add_up_runs(out, every, code, table, flags)
+        if sorted_stats and code < k.OPAQUE8 and tensor.numel():
+            out.view(np.float64)[r.MEDIAN : r.MODE + 1] = median_and_mode(tensor, sorted_stats).numpy()
 
     def _add_up_runs(
         self, out: r.Rows, runs: Iterable[tuple[int, torch.Tensor]], code: int, table: int, flags: int
@@ -209,3 +200,31 @@ class Engine:
     def abandon(self) -> None:
         """Use the calling thread alone from now on: for a forked child, since only its parent has the threads."""
         self._has_workers = False
+
+
+def real_values(values: torch.Tensor) -> torch.Tensor:
+    """Elements as float64; of complex ones the absolute value, NaN where either part is NaN."""
+    if not values.dtype.is_complex:
+        return values.to(torch.float64)
+    parts = torch.view_as_real(values).to(torch.float64)
+    return torch.hypot(parts[..., 0], parts[..., 1]).where(~parts.isnan().any(-1), float("nan"))
+
+
+def median_and_mode(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
+    """Median and mode of the finite elements, shape (2,).
+
+    The median is the mean of the two middle elements, the mode the smallest of the most frequent. Both are NaN where
+    no element is finite.
+
+    Args:
+        tensor: strided, any shape, with at least one element.
+        names: `med`, `mode` or both; what is not named is NaN.
+    """
+    values = real_values(tensor.detach().resolve_conj().resolve_neg().reshape(-1))
+    ordered, found = values[values.isfinite()].sort().values, values.new_full((2,), float("nan"))
+    if "med" in names and len(ordered):
+        found[0] = ordered[[(len(ordered) - 1) // 2, len(ordered) // 2]].mean()
+    if "mode" in names and len(ordered):
+        each, times = ordered.unique_consecutive(return_counts=True)
+        found[1] = each[times.argmax()]
+    return found

@@ -1,6 +1,6 @@
 """One tensor's raw result as a row of 32 eight-byte words.
 
-Kernels in two languages (compiled loops, torch operations) fill results that must be merged over chunks, threads and
+Kernels in two languages (C++ on CPUs, Triton on GPUs) fill results that must be merged over chunks, threads and
 shards, and finalised for a whole step at once. So there is one fixed row layout. Words 0 to 5 are integers, the rest
 float64; a step is an array of rows, read as either type through a view.
 

@@ -26,15 +26,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from introspect_cli.errors import belongs_to_script
 from introspect_cli.records import Layout, Status
-from introspect_cli.tensors import checksum, fallback, parallel, values
+from introspect_cli.tensors import checksum, parallel, values
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.columns import EndedRows, LayoutNumbers, RowNotes
 from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS, Engine
-from introspect_cli.tensors.gpu.engine import CAPTURING, Devices, Item, is_capturing
+from introspect_cli.tensors.gpu.engine import CAPTURING, Devices, Item
 from introspect_cli.tensors.intake import new_intake
 from introspect_cli.tensors.special import PLAIN, Parts, has_memory, is_wrapped, one_run, parts_of, unseen_parts
-from introspect_cli.tensors.views import address_of, in_memory, strides_kind, unobserved
+from introspect_cli.tensors.views import STORAGE_BEGIN, address_of, in_memory, strides_kind, unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator
@@ -199,44 +199,44 @@ class Summarizer:
         Nothing waits for the device.
         """
         engine = None if self._sorted_stats else self._devices.engine(tensor.device)
-        if engine is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        if engine is None or tensor.layout is not torch.strided or tensor.is_nested or engine.is_capturing():
             return -1
-        if tensor.is_neg() or tensor.is_conj() or is_capturing():
+        if tensor.is_neg() or tensor.is_conj():
             return -1
         prepared = engine.prepare(tensor)
         if prepared is None:
             return -1
-        storage = tensor.untyped_storage()
-        if storage.nbytes() < tensor.storage_offset() * prepared.element.size + prepared.reach:
+        storage, offset = tensor.untyped_storage(), int(tensor.storage_offset()) * prepared.element.size
+        if storage.nbytes() < offset + prepared.reach:
             return -1
-        if prepared.interned < 0:
+        if prepared.number < 0:
             name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
-            prepared.interned = self._layouts.number_of(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
-        address, token = address_of(tensor), None
+            prepared.number = self._layouts.number_of(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
+        address, token = STORAGE_BEGIN(tensor) + offset, None
         if lean and not tensor.is_inference():
-            token = (address, storage._cdata, tensor._version, prepared.interned)  # noqa: SLF001  # as in `_mark`
-            if token in engine.rows.slots_of:
-                return engine.rows.slots_of[token][0]
-        self._arena.address(slot)
-        self._layout_of.append(prepared.interned)
+            token = (address, storage._cdata, tensor._version, prepared.number)  # noqa: SLF001  # as in `_mark`
+            if token in engine.slots_of:
+                return engine.slots_of[token][0]
+        self._layout_of.append(prepared.number)
         if not prepared.element.values:
             self._mark_bits_only(slot, tensor.dtype)
-        if batch is not None and tensor.is_contiguous():
-            batch.setdefault(engine, []).append((slot, [Item(prepared, address)]))
-        elif tensor.is_contiguous():
-            engine.launch_one(slot, prepared, address, lean=lean)
-        else:
+        if not tensor.is_contiguous():
             with unobserved():
                 engine.add(slot, tensor, lean=lean)
+        elif batch is None:
+            engine.launch_one(slot, prepared, address, lean=lean)
+        else:
+            batch.setdefault(engine, []).append((slot, [Item(prepared, address)]))
         if token is not None:
             # Held weakly, a storage that is freed leaves its name to no other within the step.
-            engine.rows.slots_of[token] = slot, StorageWeakRef(storage)
+            engine.slots_of[token] = slot, StorageWeakRef(storage)
         return slot
 
     def _add_unusual(self, tensor: Any) -> None:
         """Take a tensor of any sort, or a `Placed` part of one, apart, and summarise it into the next row.
 
-        On its device, but composites and medians on the CPU; nothing is computed while a CUDA graph is being captured.
+        On its device where that has kernels, but composites and medians on the CPU; nothing is computed while a CUDA
+        graph is being captured.
 
         Raises:
             Exception: whatever torch raises; the row may be there then, or not.
@@ -250,15 +250,15 @@ class Summarizer:
             self._notes.header_of[slot] = checksum.header(parts.dtype, parts.shape, parts.extra)
         if parts.text or parts.status is not Status.OBSERVED:
             self._notes.set_status(slot, parts.status, values.shortened(parts.text))
-        if not fallback.has_values(parts.values.dtype):
+        if CODES[parts.values.dtype] >= k.OPAQUE8:
             self._mark_bits_only(slot, parts.values.dtype)
         device = parts.values.device
-        if device.type == "cuda" and is_capturing():
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self._notes.set_status(slot, Status.NOT_OBSERVED, CAPTURING)
-        elif device.type == "cpu" or parts.bits or self._sorted_stats:
+            return
+        engine = None if parts.bits or self._sorted_stats else self._devices.engine(device)
+        if engine is None or not engine.add(slot, parts.values, parts.runs):
             self._summarise_on_cpu(self._arena.row(slot), parts)
-        else:
-            self._devices.add(slot, parts.values, parts.runs)
 
     def _summarise_on_cpu(self, row: r.Rows, parts: Parts) -> None:
         """Summarise parts on the CPU, copied there if need be.
@@ -436,6 +436,7 @@ class Summarizer:
             pending = self._devices.hand_over()
             self._memory.turn()
             notes = self._notes
+            self._arena.reserve(len(self._layout_of))
             arena = self._arena.copy(len(self._layout_of)) if pending else self._arena
             facts = notes.facts(self._layout_of, self._layouts)
             ended = EndedRows(wanted, arena, facts, (notes.fixed, notes.texts), pending)

@@ -49,7 +49,7 @@ ENTRIES = {
     "what reads it": "store.run store.whole store.verify",
     "its format, which is attacked": "store.files store.frames store.log store.documents store.remote sums",
     "the kernels, and what has them summarise": """
-        tensors.summarizer tensors.kernels tensors.cpu tensors.fallback tensors.gpu.engine tensors.gpu.kernels
+        tensors.summarizer tensors.kernels tensors.cpu tensors.gpu.engine tensors.gpu.kernels
         tensors.gpu.launch tensors.checksum tensors.generators tensors.places tensors.rows tensors.columns
         tensors.intake tensors.parallel
     """,

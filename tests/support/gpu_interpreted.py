@@ -20,7 +20,7 @@ from introspect_cli.tensors import places
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import engine as engines
 from introspect_cli.tensors.gpu import kernels, launch
-from introspect_cli.tensors.gpu.engine import DeviceEngine, DeviceRows, Item
+from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
 
@@ -45,23 +45,23 @@ class Made:
     """An engine whose device is the CPU."""
 
     def __init__(self, **wanted):
-        self.rows = DeviceRows(CPU)
         self.launcher = Interpreted()
-        self.engine = DeviceEngine(CPU, self.rows, self.launcher, stream=lambda _index: 0, **wanted)
+        self.engine = DeviceEngine(CPU, self.launcher, stream=lambda _index: 0, **wanted)
 
     def one(self, tensor, first=0, **wanted):
         if first:
             self.engine.launch_one(0, self.engine.prepare(tensor), tensor.data_ptr(), first, **wanted)
         else:
             assert self.engine.add(0, tensor, **wanted)
-        row = r.empty(1)
-        self.rows.hand_over().fill(row)
-        return row
+        return self.rows(1)
 
     def many(self, tensors):
         self.engine.launch_tables([(slot, [self.item(tensor)]) for slot, tensor in enumerate(tensors)])
-        rows = r.empty(len(tensors))
-        self.rows.hand_over().fill(rows)
+        return self.rows(len(tensors))
+
+    def rows(self, count):
+        rows = r.empty(count)
+        self.engine.hand_over().fill(rows)
         return rows
 
     def item(self, tensor, first=0):
@@ -287,8 +287,9 @@ def test_tables_are_cut_where_programs_run_out(made, monkeypatch):
 
 def test_the_row_does_not_depend_on_how_many_programs_share_it_but_for_rounding(made, monkeypatch):
     x = example(torch.float32, (9_011,))
+    shared = launch.Element.shared
     for most in (1, 64):
-        monkeypatch.setattr(launch.Element, "programs", lambda _element, _count, _first, most=most: most)
+        monkeypatch.setattr(launch.Element, "shared", lambda *where, most=most: (most, shared(*where)[1]))
         assert_same(Made().one(x), expected_row(x))
 
 
@@ -306,7 +307,7 @@ def test_shards_are_summarised_in_one_launch(made, box):
     made.launcher.launched.clear()
     made.engine.launch_tables([(0, [made.item(run, offset) for offset, run in runs])])
     assert len(made.launcher.launched) == 1
-    assert_same(made.rows.hand_over().rows(), expected_row(shard, runs=runs))
+    assert_same(made.rows(1), expected_row(shard, runs=runs))
 
 
 @pytest.mark.parametrize("wanted", [{"stats": False}, {"sketch": False}, {"stats": False, "sketch": False}], ids=str)
@@ -331,7 +332,7 @@ def test_rows_of_programs_are_added_up_when_there_is_no_more_room(made, monkeypa
     monkeypatch.setattr(engines, "TABLE_PROGRAMS", 12)
     for slot, x in enumerate(tensors):
         made.engine.launch_one(slot, made.engine.prepare(x), x.data_ptr())
-    for row, expected in zip(made.rows.hand_over().rows(), alone, strict=True):
+    for row, expected in zip(made.rows(4), alone, strict=True):
         assert row.tobytes() == expected[0].tobytes()
     merged = [programs for variant, programs in made.launcher.launched if isinstance(variant, launch.Merging)]
     assert merged == [2, 1, 1], "5 and 6 programs have room together"

@@ -67,15 +67,13 @@ class Launches:
 
 
 @contextmanager
-def made_gpu():
+def made_gpu(launches=None):
     """Within the `with`, all plain tensors are on the made-up GPU; gives its launches."""
-    launches = Launches()
+    launches = launches or Launches()
 
     def engine(self, device):
         if device not in self._engines:
-            wanted = {"stats": self._stats, "sketch": self._sketch}
-            made = engines.DeviceEngine(device, self.rows(device), launches, stream=lambda _index: 0, **wanted)
-            self._engines[device] = made
+            self._engines[device] = engines.DeviceEngine(device, launches, lambda _index: 0, None, *self._wanted)
         return self._engines[device]
 
     def add(self, slot, tensor, lean, batch):

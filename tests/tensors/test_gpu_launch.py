@@ -14,7 +14,7 @@ from summaries import taken
 
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import engine as engines
-from introspect_cli.tensors.gpu.engine import DeviceEngine, DeviceRows, Item
+from introspect_cli.tensors.gpu.engine import DeviceEngine
 from introspect_cli.tensors.gpu.launch import Merging, Variant
 from introspect_cli.tensors.summarizer import Summarizer
 
@@ -89,55 +89,52 @@ class Stub:
 
 def made(cuda=None, **wanted):
     cuda = cuda or Cuda()
-    rows, launcher = DeviceRows(CPU, cuda), Stub()
-    engine = DeviceEngine(CPU, rows, launcher, stream=lambda _index: cuda.current, cuda=cuda, **wanted)
-    return cuda, rows, launcher, engine
-
-
-def items(engine, *tensors):
-    return [(slot, [Item(engine.prepare(tensor), tensor.data_ptr())]) for slot, tensor in enumerate(tensors)]
+    launcher = Stub()
+    engine = DeviceEngine(CPU, launcher, stream=lambda _index: cuda.current, cuda=cuda, **wanted)
+    return cuda, launcher, engine
 
 
 def test_rows_are_copied_on_introspects_stream_behind_those_that_wrote_them():
-    cuda, rows, _, engine = made()
+    cuda, _, engine = made()
     x = torch.randn(32)
     for stream in (1, 5, 1):
         cuda.current = stream
         engine.launch_one(0, engine.prepare(x), x.data_ptr())
     cuda.log.clear()
-    pending = rows.hand_over()
-    assert cuda.log[-5:] == [("wait", 99, 1), ("wait", 99, 5), ("on", 99), ("off", 99), ("record", 99)]
+    pending = engine.hand_over()
+    assert cuda.log[-2:] == [("record", 99), ("off", 99)]
+    assert [entry for entry in cuda.log[:-3] if entry[0] == "wait"] == [("wait", 99, 1), ("wait", 99, 5)]
     cuda.log.clear()
     assert pending.is_ready()
     assert cuda.log == []
-    assert len(pending.rows()) == 3
+    pending.fill(r.empty(1))
     assert cuda.log == [("host waits",)]
 
 
 def test_rows_of_programs_are_added_up_on_their_stream_before_they_are_copied():
-    cuda, rows, launcher, engine = made()
+    cuda, launcher, engine = made()
     x, small = torch.randn(10_000), torch.randn(32)
     for stream, tensor in ((1, x), (1, x), (1, small), (5, x)):
         cuda.current = stream
         engine.launch_one(0, engine.prepare(tensor), tensor.data_ptr())
     cuda.log.clear()
-    rows.hand_over()
+    engine.hand_over()
     assert [type(each.variant) for each in launcher.launched] == [Variant] * 4 + [Merging] * 2
     assert [(each.stream, each.programs) for each in launcher.launched[4:]] == [(1, 3), (5, 1)]
     merged = [("on", 1), ("record", 1), ("off", 1), ("on", 5), ("record", 5), ("off", 5)]
     assert [entry for entry in cuda.log if entry[1] != 99] == merged
-    assert cuda.log[-5:] == [("wait", 99, 1), ("wait", 99, 5), ("on", 99), ("off", 99), ("record", 99)]
-    rows.hand_over()
+    assert [entry[0] for entry in cuda.log if entry[1] == 99] == ["wait", "wait", "on", "record", "off"]
+    engine.hand_over()
     assert len(launcher.launched) == 6
 
 
 def test_nothing_is_copied_or_waited_for_while_a_graph_is_captured():
-    cuda, rows, _, engine = made()
+    cuda, _, engine = made()
     x = torch.randn(32)
     engine.launch_one(0, engine.prepare(x), x.data_ptr())
     cuda.capturing = True
     cuda.log.clear()
-    pending = rows.hand_over()
+    pending = engine.hand_over()
     assert not pending.is_ready()
     assert cuda.log == []
     cuda.capturing = False
@@ -177,22 +174,22 @@ def test_a_storage_that_is_freed_leaves_its_slot_to_no_other():
 
 def test_kernels_that_compute_something_else_are_not_used(monkeypatch):
     """An engine is tried on a tensor whose row is known; one that writes other rows is not had."""
-    _, rows, launcher, engine = made()
-    assert "another" in engines.reason_to_distrust(engine, rows, CPU)
+    _, launcher, engine = made()
+    assert "another" in engines.reason_to_distrust(engine)
 
     def exactly(variant, programs, stream, arguments):
         Stub.__call__(launcher, variant, programs, stream, arguments)
-        for block in rows._blocks:
-            block.device[: len(rows.slots)] = right
+        for block in engine._blocks:
+            block.device[: len(engine.slots)] = right
             block.device[3, [r.M3, r.M4, *range(r.SKETCH, r.WORDS)]] = np.array(np.nan).view(np.int64).item()
 
     y = (torch.arange(150_000, dtype=torch.float32) * 0.618).sin_() * 3 + 1
     y[1000], y[2000], y[3000] = float("nan"), float("inf"), 0.0
     right = torch.from_numpy(expected_row(y).view(np.int64))[0]
     engine.launch = exactly
-    assert engines.reason_to_distrust(engine, rows, CPU) == ""
+    assert engines.reason_to_distrust(engine) == ""
     right[r.RAW] += 1
-    assert "checksum" in engines.reason_to_distrust(engine, rows, CPU)
+    assert "checksum" in engines.reason_to_distrust(engine)
     right[r.RAW] -= 1
     right.view(torch.float64)[r.MEAN] += 1.0
-    assert "statistics" in engines.reason_to_distrust(engine, rows, CPU)
+    assert "statistics" in engines.reason_to_distrust(engine)

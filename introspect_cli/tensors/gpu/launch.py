@@ -88,25 +88,20 @@ class Element:
         """Rows of 512 elements in a tile, by the registers of a program: 2 where it sums in float64, else 4."""
         return 2 if self.kind >= F64 else 4
 
-    def blocks(self, count: int, first: int) -> int:
-        """Upper bound of the checksum's blocks that a launch reads keys of, counted from 0 in the whole tensor.
+    def shared(self, count: int, first: int) -> tuple[int, int]:
+        """How elements are shared out: programs, and how many of the checksum's blocks keys are read of at most.
 
-        Args:
-            count: elements.
-            first: index of the first one in the whole tensor.
-        """
-        words = -(-self.size // 4)
-        return -(-(first + count) * words // checksum.SPAN) + words * self.rows
-
-    def programs(self, count: int, first: int) -> int:
-        """Number of programs that share a tensor: one a tile for up to 64 tiles, else one for four, from 64 to 512.
+        There is a program a tile for up to 64 tiles, else one for four, from 64 to 512. Blocks are counted from 0 in
+        the whole tensor.
 
         Args:
             count: elements.
             first: index of the first one in the whole tensor.
         """
         tiles = max(1, -(-(first % checksum.SPAN + count) // (self.rows * checksum.SPAN)))
-        return tiles if tiles <= 64 else max(64, min(MAX_PROGRAMS, tiles // 4))
+        programs = tiles if tiles <= 64 else max(64, min(MAX_PROGRAMS, tiles // 4))
+        words = -(-self.size // 4)
+        return programs, -(-(first + count) * words // checksum.SPAN) + words * self.rows
 
     def variant(self, *, aligned: bool, stats: bool = True, sketch: bool = True, lean: bool = False) -> Variant:
         """The kernel for elements of this type.
