@@ -345,38 +345,17 @@ class OpProbe(GuardedProbe):
             run as python) or a compiler's tracing; outside of modules in the data phase without gradients, or where the
             options leave `SCRIPT` out; in the backward pass of an operator that is not recorded.
         """
-        stack = self._context.stack
-        origin: OpCall | None = None
-        if stack.calls:
-            state = stack.calls[-1]
-            if state is None or not state.watched or private_api.tracing_state() is not None:
-                self._hide_node()
-                return None
-            fqn, phase, module_class = state.fqn, stack.phase, state.module_class
-        elif node is not None:
-            self._between = Phase.OPTIMIZER
-            origin = self._forward_call(node)
-            if origin is None:
-                return None
-            fqn, phase, module_class = origin.fqn, Phase.BACKWARD, origin.module_class
-        else:
-            if stack.optimizers:
-                return None
-            fqn, phase, module_class = SCRIPT, self._between, ""
-            if not self._is_wanted(SCRIPT) or (phase is Phase.DATA and not torch.is_grad_enabled()):
-                self._hide_node()
-                return None
-        if (
-            self._context.options.compile != "eager"
-            and (entries := private_api.compiled_entries())
-            and is_in_compiled_call(frame, entries)
-        ):
-            self._hide_node()
+        place = self._place_of(node)
+        entries = private_api.compiled_entries() if self._context.options.compile != "eager" else None
+        if place is None or (entries and is_in_compiled_call(frame, entries)):
+            if node is None or self._context.stack.calls:  # the last node is of no recorded operator, nor its backward
+                self._by_node.setdefault(private_api.next_node() - 1, None)
             return None
+        fqn, phase, module_class, line = place
         number = self._context.count(facts, fqn, phase)
         call = self._calls.get((facts, fqn, phase, number))
         if call is None:
-            source = line_of(frame) or (origin.source if origin is not None else "")
+            source = line_of(frame) or line
             call = self._calls[facts, fqn, phase, number] = OpCall(phase, fqn, module_class, facts, number, source)
         # The first operator seen since a node was made is the one it was made for; inside an autograd function of the
         # script's, the first that its forward runs. A backward pass that makes no graph makes none.
@@ -384,9 +363,25 @@ class OpProbe(GuardedProbe):
             self._by_node.setdefault(private_api.next_node() - 1, call)
         return call
 
-    def _hide_node(self) -> None:
-        """Note, if nothing is noted yet, that the last autograd node is of no recorded operator, nor its backward."""
-        self._by_node.setdefault(private_api.next_node() - 1, None)
+    def _place_of(self, node: Any) -> tuple[str, Phase, str, str] | None:
+        """FQN, phase, class of the module and line of an operator that runs now; None where it is not recorded.
+
+        The line is that of the forward operator of a backward one, "" for any other.
+        """
+        stack = self._context.stack
+        if stack.calls:
+            state = stack.calls[-1]
+            if state is None or not state.watched or private_api.tracing_state() is not None:
+                return None
+            return state.fqn, stack.phase, state.module_class, ""
+        if node is not None:
+            self._between = Phase.OPTIMIZER
+            origin = self._forward_call(node)
+            return None if origin is None else (origin.fqn, Phase.BACKWARD, origin.module_class, origin.source)
+        in_data = self._between is Phase.DATA and not torch.is_grad_enabled()
+        if stack.optimizers or in_data or not self._is_wanted(SCRIPT):
+            return None
+        return SCRIPT, self._between, "", ""
 
     def _forward_call(self, node: Any) -> OpCall | None:
         """The forward call of an autograd node.

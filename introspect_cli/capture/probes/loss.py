@@ -124,33 +124,28 @@ class LossProbe(GuardedProbe):
         leaves = _leaves([root.grad_fn for root in roots if isinstance(root, torch.Tensor)])
         frames = islice(script_frames(), MAX_FRAMES)
         given = variable_names({id(leaf) for leaf in leaves}, torch.Tensor, frames)
-        self._context.leaf_names.clear()
-        if self._are_held([leaf for leaf in leaves if id(leaf) not in given]):
-            return []
-        for leaf in leaves:
-            name = given.get(id(leaf)) or f"leaf{len(self._context.leaf_names)}"
-            if name not in self._context.leaf_names.values():
-                self._context.leaf_names[id(leaf)] = name
-        named = [(self._context.leaf_names[id(leaf)], leaf) for leaf in leaves if id(leaf) in self._context.leaf_names]
-        if Kind.PARAM in self._context.kinds:
-            for name, leaf in named:
-                if not self._context.clock.has_optimizer or self._recorder.resumed or name not in self._seen:
-                    self._record_leaf(Phase.START, Kind.PARAM, name, 0, leaf)
-                self._seen.add(name)
-            if not self._context.clock.has_optimizer:
-                self._last = self._recorder.step, [(name, weakref.ref(leaf)) for name, leaf in named]
-        return named
-
-    def _are_held(self, unnamed: list[torch.Tensor]) -> bool:
-        """Whether modules hold all leaves without a variable: then a model ran unseen, and these are its parameters.
-
-        Names these modules, and sets `any_module` of the names. Without such leaves, returns what `any_module` is.
-        """
-        names = self._context.names
-        if unnamed:
+        names, leaf_names = self._context.names, self._context.leaf_names
+        leaf_names.clear()
+        if unnamed := [leaf for leaf in leaves if id(leaf) not in given]:
+            # where modules hold them all, a model ran unseen, and these are its parameters
             names.name_holders_of(unnamed)
             names.any_module = all(names.parameters.name_of(leaf) is not None for leaf in unnamed)
-        return names.any_module
+        if names.any_module:
+            return []
+        for leaf in leaves:
+            name = given.get(id(leaf)) or f"leaf{len(leaf_names)}"
+            if name not in leaf_names.values():
+                leaf_names[id(leaf)] = name
+        named = [(leaf_names[id(leaf)], leaf) for leaf in leaves if id(leaf) in leaf_names]
+        if Kind.PARAM in self._context.kinds:
+            without = not self._context.clock.has_optimizer
+            for name, leaf in named:
+                if without or self._recorder.resumed or name not in self._seen:
+                    self._record_leaf(Phase.START, Kind.PARAM, name, 0, leaf)
+                self._seen.add(name)
+            if without:
+                self._last = self._recorder.step, [(name, weakref.ref(leaf)) for name, leaf in named]
+        return named
 
     def _record_leaves_again(self) -> None:
         """Record the values of the last backward pass's leaves as call 1 of phase `start`, and forget these leaves.
