@@ -292,7 +292,7 @@ class ModuleProbe(GuardedProbe):
         infers = stage is not None and stage.what == "inference"
         if stage is not None and infers:
             self._context.pipelines.note_stage(stage.stage, module)
-        looks = isinstance(module, ParametrizationList)
+        looks = issubclass(type(module), ParametrizationList)  # no code of the script's is asked
         if infers or looks or private_api.tracing_state() is not None or is_traced(args, kwargs):
             return self._run_unrecorded(original, module, args, kwargs)
         with self._guarded:
