@@ -193,9 +193,12 @@ class ModuleProbe(GuardedProbe):
             phase: of that call.
         """
         above = {id(holder): holder for holder in self._names.holders_of(module)}
-        frames = outward(sys._getframe(1)) if above else iter(())  # noqa: SLF001 - the only way to a frame
-        ours = nn.Module.__module__
-        frame = next((f for f in frames if not is_introspects(f) and f.f_globals.get("__name__") != ours), None)
+        if not above:
+            return
+        # by `filter`: while a generator that is not exhausted is closed, python drops what another thread sends
+        ours, frames = nn.Module.__module__, outward(sys._getframe(1))  # noqa: SLF001 - the only way to a frame
+        callers = filter(lambda each: not is_introspects(each) and each.f_globals.get("__name__") != ours, frames)
+        frame = next(callers, None)
         if frame is None or (key := (id(module), id(frame.f_code), phase)) in self._looked:
             return
         self._looked.add(key)
