@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
+ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Unit roundoff by dtype: half the distance from 1 to the next number; Higham, Accuracy and Stability, 2.1."""
+
 
 def _infs(c: Mapping[str, Array]) -> Array:
     return np.where(c["posinfs"] >= 0, c["posinfs"] + c["neginfs"], np.nan)

@@ -19,7 +19,7 @@ from introspect_cli.store.files import DIVERGENCE, Handle
 from introspect_cli.store.remote import is_remote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from introspect_cli.capture.capture import Capture
@@ -208,13 +208,11 @@ class Reference:
         self._code: int | None = None
         """The exit status of `diff`, once it is known."""
         self._place: list[Any] | None = None
-        self._ended = -1
         self._rest = b""
         self._notice: Path | None = None
         """File by which the first rank tells all ranks of a divergence; None where they need not know."""
         self._told: tuple[int | None, int] | None = None
         """The step at which the runs diverge, and the step after which all ranks end; None while they do not."""
-        self._has_ended_the_script = False
         if options.against is not None:
             near = os.path.relpath(options.against) if os.path.isabs(options.against) else options.against  # noqa: PTH117 - text
             self._called = options.against if near.startswith(os.pardir) else near
@@ -226,21 +224,19 @@ class Reference:
                     asked, module = json.dumps({"reference": options.against, **words}), "introspect_cli.commands.live"
                     self._process = BackgroundProcess(module, [asked], "what compares", errors=False)
 
-    def digests(self) -> dict[int, bytes] | None:
+    def digests(self) -> dict[int, bytes]:
         """Digest of each step of the reference on this rank, by step.
 
-        {} where the reference is remote, cannot be read, or lacks this rank; None without a reference.
+        {} without a reference, and where that is remote, cannot be read, or lacks this rank.
         """
-        reference, digests = self._options.against, dict[int, bytes]()
-        if reference is None:
-            return None
-        with self._guarded, suppress(StoreError):
-            from introspect_cli.store.run import open_run
+        reference = self._options.against
+        if reference is not None and not is_remote(reference):
+            with self._guarded, suppress(StoreError):
+                from introspect_cli.store.run import open_run
 
-            if not is_remote(reference):
                 with open_run(Path(reference)) as run:
-                    digests |= run.rank(self._rank).digests() if self._rank in run.ranks else {}
-        return digests
+                    return run.rank(self._rank).digests() if self._rank in run.ranks else {}
+        return {}
 
     def poll(self, recorder: Recorder, say: Callable[[str], None]) -> bool:
         """Say what the comparison has reported since the last step, without waiting, and pass a divergence on.
@@ -253,12 +249,12 @@ class Reference:
             say: is given each sentence.
 
         Returns:
-            With `--stop`, True once: at the first step that ends after the divergence is reported (on several ranks,
-            the step that the file names). Else False.
+            With `--stop`, True from the first step on that ends after the divergence is reported (on several ranks,
+            from the step that the file names). Else False.
         """
         if self._process is None and self._notice is None:
             return False
-        self._ended = ended = recorder.step - 1
+        ended = recorder.step - 1
         with self._guarded:
             for sentence in () if self._process is None else self._heard(self._process.read()):
                 say(sentence)
@@ -267,12 +263,9 @@ class Reference:
                     self._share(self._notice, ended)
             recorder.tell_comparison(self._agreed, self._told and self._told[:1])
         ends = self._options.stop and self._told is not None and ended >= self._told[1]
-        if not ends or self._has_ended_the_script:
-            return False
-        self._has_ended_the_script = True
-        if not self._rank:
+        if ends and not self._rank:
             say(f"the script is ended after step {ended} (--stop)")
-        return True
+        return ends
 
     def _share(self, notice: Path | None, ended: int) -> None:
         """Set `_told` where a divergence is known here, or written in the file that all ranks share.
@@ -310,47 +303,37 @@ class Reference:
         with self._guarded:
             if self._process is not None:
                 data, ended = self._process.rest(self._process.patience)
-                said = self._heard(data)
+                said = [*self._heard(data)]
                 if self._code is None:
                     patience = f"it took more than {self._process.patience:.0f} seconds"
                     why = "what compares has ended early" if ended else patience
-                    seen = f" (seen up to step {self._agreed} of {self._ended})"
-                    until = seen if 0 <= self._agreed < self._ended else ""
-                    said.append(
-                        f"not compared with {self._called} to the end{until}: {why}; `introspect diff` compares them"
-                    )
+                    said.append(f"not compared with {self._called} to the end: {why}; `introspect diff` compares them")
                 if recorder is not None:
                     recorder.tell_comparison(self._agreed, self._first)
         return said
 
-    def _heard(self, data: bytes) -> list[str]:
-        """Sentences for the complete lines of what the process sends; the rest of the last line is kept."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [sentence for line in lines for sentence in self._sentences(json.loads(line))]
+    def _heard(self, data: bytes) -> Iterator[str]:
+        """Sentences on the messages, a line each, of what the process sends, none for `agreed`; the last may go on.
 
-    def _sentences(self, facts: dict[str, Any]) -> list[str]:
-        """Sentences for one message of the process, none for `agreed`; sets `code`, `agreed` or `first` by what it has.
-
-        A verdict with the place of the divergence that was reported before only confirms that one.
-
-        Args:
-            facts: one of `{"failed": why}`, `{"agreed": last step}`, `{"first": step, "place", "said"}`, or, at the
-                end, `{"verdict", "place", "said"}`.
+        Sets `code`, `agreed` or `first` by what a message has: `{"failed": why}`, `{"agreed": last step}`, `{"first":
+        step, "place", "said"}`, or, at the end, `{"verdict", "place", "said"}`. A verdict with the place of the
+        divergence that was reported before only confirms that one.
         """
-        if "failed" in facts:
-            self._code = UNDECIDED
-            return [f"not compared with {self._called} any further: {facts['failed']}"]
-        if "agreed" in facts:
-            self._agreed = facts["agreed"]
-            return []
-        said = str(facts["said"])
-        if "first" in facts:
-            self._first, self._place = (facts["first"],), facts["place"]
-            return [f"against {self._called}: {said}"]
-        self._code = _CODES[facts["verdict"]]
-        if self._place is not None and facts["place"] == self._place:
-            said = "the whole run confirms that divergence"
-        return [f"against {self._called}, at the end: {said}"]
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for facts in map(json.loads, lines):
+            if "failed" in facts:
+                self._code = UNDECIDED
+                yield f"not compared with {self._called} any further: {facts['failed']}"
+            elif "agreed" in facts:
+                self._agreed = facts["agreed"]
+            elif "first" in facts:
+                self._first, self._place = (facts["first"],), facts["place"]
+                yield f"against {self._called}: {facts['said']}"
+            else:
+                self._code = _CODES[facts["verdict"]]
+                confirms = self._place is not None and facts["place"] == self._place
+                said = "the whole run confirms that divergence" if confirms else facts["said"]
+                yield f"against {self._called}, at the end: {said}"
 
     def abandon(self) -> None:
         """Forget the comparison in a forked child: close the descriptor here; process and file stay the parent's."""

@@ -7,11 +7,11 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from introspect_cli.capture.frames import line_of
+from introspect_cli.capture.frames import line_of, pass_by
 from introspect_cli.capture.naming import NameFilter, Names
 from introspect_cli.capture.ranks.flat import FlatParts
 from introspect_cli.capture.ranks.sharing import DataParallel, Pipelines
-from introspect_cli.capture.recording.keeping import StepPolicy
+from introspect_cli.capture.recording.keeping import BlackBox, StepPolicy
 from introspect_cli.capture.recording.recorder import Recorder
 from introspect_cli.capture.steps import StepClock
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.capture import Capture
     from introspect_cli.capture.naming import ModuleState, Named
-    from introspect_cli.capture.recording.keeping import BlackBox
     from introspect_cli.errors import StoreError
 
 Probe = TypeVar("Probe")
@@ -82,6 +81,7 @@ class Context:
             module; good as long as somebody holds them.
         saved_unseen: names of files that were saved in steps that are not recorded.
         started: names of functions that unrecorded processes run, each once.
+        complete_steps: number of steps that ended with an optimizer step; known after `finish`.
         perturbed: the seed of `--perturb`, and how many parameters and elements were moved; None without it.
         unseen: by module and phase, the methods that ran unseen; "" where a gradient alone says that something did.
         notes: sentences for the person.
@@ -89,13 +89,20 @@ class Context:
 
     draws: Any
 
-    def __init__(self, capture: Capture, store_lost: Callable[[StoreError], None], box: BlackBox | None) -> None:
+    def __init__(
+        self,
+        capture: Capture,
+        store_lost: Callable[[StoreError], None],
+        digests: Callable[[], dict[int, bytes]],
+        say: Callable[[str], None],
+    ) -> None:
         """Build what the probes share and a clock at step 0; nothing is watched.
 
         Args:
             capture: what it is.
             store_lost: called with the error when the store can no longer be written.
-            box: holds whole tensors of the last steps; None where that was not asked for.
+            digests: gives the digests of the steps of the run that this one is compared with.
+            say: prints a sentence.
         """
         self.capture, self.guard, self.facts = capture, capture.guard, capture.facts
         options = self.options = capture.options
@@ -109,6 +116,7 @@ class Context:
         self.summarizer = Summarizer(**kept)
         self.rank = capture.store.rank(capture.rank, **kept)
         self.names = names = Names(NameFilter(options))
+        box = None if options.keep_around is None else BlackBox(capture, options.keep_around, digests(), say)
         self.policy = StepPolicy(capture, self.rank, box)
         self.recorder = recorder = Recorder(capture, self.summarizer, self.rank, self.policy, store_lost)
         self.stacks = Stacks()
@@ -127,7 +135,57 @@ class Context:
         names.made_on_the_fly = functools.partial(self.clock.tell, "on_made")
         self.counts: dict[tuple[Any, ...], int] = {}
         """How often each thing was met in this step; see `count`."""
-        self.clock.listeners["on_tick"].append(self.counts.clear)
+        self.clock.listeners["on_tick"] += [self.counts.clear, self._end_step]
+        self.complete_steps = 0
+
+    def install(self) -> None:
+        """Install every probe in order, and have Dynamo skip the code of introspect."""
+        for probe in self.probes:
+            probe.install()
+        pass_by()
+
+    def _end_step(self) -> None:
+        """Write rows for modules named since the last step ended, and free the names of models that are gone."""
+        modules = self.names.new_modules()
+        if modules and self.recorder.alive:
+            self.rank.modules(modules)
+        self.names.free_gone_names()
+
+    def remove(self, *, over: bool = False) -> None:
+        """Remove every probe, the last installed first; a failure of one is noted and the others are still removed.
+
+        Args:
+            over: whether the script is over; then the probes record once more, before, what models hold now
+                (`on_look`).
+        """
+        if over:
+            self.clock.tell("on_look")
+        for probe in reversed(self.probes):
+            with self.guard.around(probe.name, f"{probe.name} may still be watched and are"):
+                probe.remove()
+
+    def finish(self) -> None:
+        """Write the records after the last step, drop expired steps, and set `complete_steps`; call `remove` before.
+
+        Raises:
+            StoreError: the store can no longer be written.
+        """
+        self.complete_steps = self.recorder.steps_written
+        self.clock.finish()
+        if not self.clock.has_optimizer:
+            self.complete_steps = self.recorder.steps_written
+        self.policy.finish(self.recorder.step - 1)
+
+    def close(self) -> None:
+        """Stop recording, free the summarizer's memory, and drop the references to the script's modules."""
+        self.recorder.stop()
+        self.summarizer.close()
+        self.names.clear()
+
+    def stop_in_child(self) -> None:
+        """Stop recording in a forked child, and remove the patches there; the parent's stay."""
+        self.recorder.stop()
+        self.remove()
 
     def probe(self, kind: type[Probe]) -> Probe:
         """The probe of a class, which was made before."""

@@ -17,6 +17,7 @@ classes: only exact dictionaries, lists and tuples are looked into.
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import os
 import sys
@@ -31,10 +32,6 @@ from introspect_cli.script.ending import PACKAGE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
-
-
-_NAME = __name__.partition(".")[0]
-_passed: set[str] = set()
 
 
 def is_introspects(frame: FrameType) -> bool:
@@ -67,41 +64,31 @@ class outward:  # noqa: N801 - used as a function
 class Pause:
     """Takes Dynamo's frame callback off a thread during guarded sections."""
 
-    __slots__ = ("_set", "asked", "taken")
+    __slots__ = ("asked", "exchange", "taken")
 
     def __init__(self) -> None:
-        """Start without access to Dynamo; `learn` gives it."""
+        """Start without access to Dynamo, which `pass_by` gives."""
         self.asked: Callable[[], Any] = lambda: None
         """This thread's callback."""
-        self._set: Callable[[Any], Any] = lambda _callback: None
+        self.exchange: Callable[[Any], Any] = lambda _callback: None
+        """Sets it, and returns the one that was set before."""
         self.taken: dict[int, list[Any]] = {}
         """Callbacks to restore, by thread."""
-
-    def learn(self, asked: Callable[[], Any], put: Callable[[Any], Any]) -> None:
-        """Set how this thread's callback of Dynamo is read and exchanged.
-
-        Args:
-            asked: returns the callback; None where there is none.
-            put: sets a callback, and returns the one that was set before.
-        """
-        self.asked, self._set = asked, put
 
     def begin(self) -> None:
         """Take this thread's callback off as a section begins; `end` puts it back.
 
         Sections nest, so each thread has a stack. Call it only where `taken` is not empty or `asked()` is not None.
         """
-        taken = self.taken.get(threading.get_ident())
-        if taken is not None:
-            taken.append(self._set(None))
-        elif self.asked() is not None:
-            self.taken[threading.get_ident()] = [self._set(None)]
+        thread = threading.get_ident()
+        if thread in self.taken or self.asked() is not None:
+            self.taken.setdefault(thread, []).append(self.exchange(None))
 
     def end(self) -> None:
         """Put back what the last `begin` of this thread took off; nothing where it took none."""
         taken = self.taken.get(threading.get_ident())
         if taken is not None:
-            self._set(taken.pop())
+            self.exchange(taken.pop())
             if not taken:
                 del self.taken[threading.get_ident()]
 
@@ -111,42 +98,20 @@ PAUSE = Pause()
 
 
 def pass_by() -> None:
-    """Have Dynamo skip the code of all loaded modules of introspect, and let `PAUSE` take its callback off.
+    """Have Dynamo skip the code of all functions of introspect, and let `PAUSE` take its callback off.
 
-    Each module's code is marked once. Imports torch.
+    Imports torch.
     """
     from introspect_cli.capture import private_api  # it imports torch, as the script has by now
 
     if private_api.compiler_callback is not None and private_api.set_compiler_callback is not None:
-        PAUSE.learn(private_api.compiler_callback, private_api.set_compiler_callback)
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == _NAME and name not in _passed:
-            _passed.add(name)
-            for code in _codes(list(vars(module).values()), name):
-                private_api.pass_by(code)
-
-
-def _codes(values: list[object], module: str) -> Iterator[CodeType]:
-    """Code objects of this package in a module's values, with code nested in them. Empties `values`.
-
-    Args:
-        values: functions, methods, properties and classes; anything else is ignored.
-        module: name of the module; classes of others are not looked into.
-    """
-    while values:
-        value = values.pop()
-        if isinstance(value, CodeType):
-            if value.co_filename.startswith(PACKAGE):
-                yield value
-                values.extend(value.co_consts)
-        elif isinstance(value, (staticmethod, classmethod)):
-            values.append(value.__func__)
-        elif isinstance(value, property):
-            values.extend((value.fget, value.fset))
-        elif isinstance(value, FunctionType):
-            values.append(value.__code__)
-        elif isinstance(value, type) and value.__module__ == module:
-            values.extend(vars(value).values())
+        PAUSE.asked, PAUSE.exchange = private_api.compiler_callback, private_api.set_compiler_callback
+    codes = [function.__code__ for function in gc.get_objects() if type(function) is FunctionType]
+    codes = [code for code in codes if code.co_filename.startswith(PACKAGE)]
+    while codes:
+        code = codes.pop()
+        private_api.pass_by(code)
+        codes += [nested for nested in code.co_consts if isinstance(nested, CodeType)]
 
 
 MAX_ITEMS = 1000
@@ -173,27 +138,25 @@ def variable_names(
     """
     names: dict[int, str] = {}
     for frame in frames:
-        for variables in (variables_of(frame), frame.f_globals):
-            matches = [(name, value) for name, value in _named_values(variables, kind) if id(value) in wanted]
-            if plain_first:
-                matches.sort(key=lambda pair: not pair[0].isidentifier())
-            for name, value in matches:
+        for name, value in instances_in(kind, [frame], plain_first=plain_first):
+            if id(value) in wanted:
                 names.setdefault(id(value), name)
         if len(names) == len(wanted):
             break
     return names
 
 
-def instances_in(kind: type | tuple[type, ...], frames: Iterable[FrameType]) -> Iterator[tuple[str, Any]]:
+def instances_in(
+    kind: type | tuple[type, ...], frames: Iterable[FrameType], *, plain_first: bool = False
+) -> Iterator[tuple[str, Any]]:
     """Name and object for each instance of `kind` in the frames' variables, or one level inside these.
 
-    An object that several variables hold comes several times.
+    An object that several variables hold comes several times. `plain_first` is as for `variable_names`.
     """
     for frame in frames:
         for variables in (variables_of(frame), frame.f_globals):
-            yield from (
-                (name, value) for name, value in _named_values(variables, kind) if issubclass(type(value), kind)
-            )
+            found = [pair for pair in _named_values(variables, kind) if issubclass(type(pair[1]), kind)]
+            yield from sorted(found, key=lambda pair: plain_first and not pair[0].isidentifier())
 
 
 def script_frames() -> Iterator[FrameType]:

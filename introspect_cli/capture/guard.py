@@ -115,19 +115,7 @@ WAITING: list[Callable[[], None]] = []
 """Signal handlers of the script that wait for the end of the outermost section."""
 
 
-if TYPE_CHECKING:
-
-    class Section:
-        """Begins and ends a section; compiled."""
-
-        def __enter__(self) -> None: ...
-
-        def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool: ...
-else:
-    Section = KERNELS.Section
-
-
-class Guarded(Section):
+class Guarded(KERNELS.Section):  # type: ignore[misc] # compiled: begins and ends a section
     """Context manager around the code of one probe: swallows its mistakes and sets `on` to False at the first.
 
     In a section Dynamo looks at no frame, and, in the main thread, signal handlers of the script wait; those that
@@ -135,6 +123,10 @@ class Guarded(Section):
     """
 
     __slots__ = ("_guard", "_lost", "_probe", "_then", "inside", "on")
+
+    if TYPE_CHECKING:
+
+        def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool: ...
 
     def __init__(self, guard: Guard, probe: str, lost: str, then: Callable[[], None] | None) -> None:
         """Start outside, and switched off; see `Guard.around` for what it is given."""

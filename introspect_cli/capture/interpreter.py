@@ -3,9 +3,7 @@
 Python runs a handler wherever the main thread happens to be, and a handler often raises: that is how timeouts are made.
 Raised inside a capture's code, a timeout would be taken for a bug in it, or for a failing disk, and a step would be
 half written. So while a guarded section runs, a handler waits; it runs when the section ends, a moment later, and
-what it raises goes straight to the script. The script sees its own handlers only. Some of that code python calls for
-its own reasons, as when an object of the script's has gone, and what is raised in there it drops. A handler that comes
-there is called again a moment later.
+what it raises goes straight to the script. The script sees its own handlers only.
 
 A script that catches an exception and prints or logs it would show the functions that stand between its modules and
 torch's, and bare python would not. So what `traceback` (and with it `logging`) walks leaves them out. An exception of
@@ -20,8 +18,6 @@ import itertools
 import signal
 import sys
 import threading
-import time
-from _thread import start_new_thread
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.events import Patches
@@ -36,12 +32,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.guard import Guard
 
 
-_SWALLOWING = frozenset({"forget", "__del__"})
-"""Functions of a capture out of which python passes nothing on: callbacks of weak references, and ends of objects."""
-
-_MOMENT = 0.0005  # seconds
-
-
 class _Waiting:
     """Signal handler of the script, called at once, or at the end of the guarded section that it would interrupt."""
 
@@ -53,17 +43,13 @@ class _Waiting:
     def __call__(self, number: int, frame: FrameType | None) -> Any:
         """Call the script's handler now; inside a guarded section, once at its end, however often the signal comes.
 
-        Where python would drop what a handler raises (`forget`, `__del__`), the signal is sent again a moment later.
         Returns what the handler returned; None where it was not called.
         """
-        if in_section():
-            if not self._waits:
-                self._waits = True
-                WAITING.append(functools.partial(self._run, number))
-        elif _is_swallowed(frame):
-            start_new_thread(_send_again, (number,))
-        else:
+        if not in_section():
             return self.handler(number, frame)
+        if not self._waits:
+            self._waits = True
+            WAITING.append(functools.partial(self._run, number))
         return None
 
     def _run(self, number: int) -> None:
@@ -71,19 +57,6 @@ class _Waiting:
         self._waits = False
         frames = outward(sys._getframe(1))  # noqa: SLF001 - the documented way to a frame
         self.handler(number, next((frame for frame in frames if not is_introspects(frame)), None))
-
-
-def _is_swallowed(frame: FrameType | None) -> bool:
-    """Whether the frame or any of its callers is a function of introspect's whose exceptions python drops."""
-    return any(below.f_code.co_name in _SWALLOWING and is_introspects(below) for below in outward(frame))
-
-
-def _send_again(number: int) -> None:
-    """Sleep 0.5 ms, then send the main thread the signal; runs in a thread of its own."""
-    time.sleep(_MOMENT)
-    main = threading.main_thread().ident
-    if main is not None:
-        signal.pthread_kill(main, number)
 
 
 class Interpreter:
@@ -97,7 +70,6 @@ class Interpreter:
 
     def install(self) -> None:
         """Wrap the handlers set now; replace `signal.signal`, `signal.getsignal` and walkers of `traceback`."""
-        self._set = signal.signal
         self._exchange_handlers(_that_waits)
         self._patches.put("interpreter", self, self._guarded)
 

@@ -22,7 +22,7 @@ from introspect_cli.capture.ranks.launchers import rank_and_size
 from introspect_cli.capture.read_files import MAX_TEXT_BYTES, ReadFiles
 from introspect_cli.errors import DocumentTooLargeError
 from introspect_cli.records import Kind
-from introspect_cli.script.ending import frames_of
+from introspect_cli.script.ending import raised_at
 from introspect_cli.script.target import COMPILED
 from introspect_cli.store.sources import LIMIT_RUN
 from introspect_cli.version import __version__
@@ -30,8 +30,8 @@ from introspect_cli.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.capture.all_probes import Probes
     from introspect_cli.capture.capture import Capture
+    from introspect_cli.capture.context import Context
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.script.ending import Ending
 
@@ -59,71 +59,62 @@ def opening(capture: Capture) -> dict[str, Any]:
     return manifest
 
 
-def closing(capture: Capture, probes: Probes | None, ending: Ending) -> dict[str, Any]:
+def closing(capture: Capture, context: Context | None, ending: Ending) -> dict[str, Any]:
     """Entries that the manifest gets at the end of the run, without credentials.
 
     Args:
         capture: has the sentences on what was not observed, and the tracebacks.
-        probes: None where torch was never imported.
+        context: what has recorded; None where torch was never imported.
         ending: how the script ended.
     """
     options, guard = capture.options, capture.guard
-    frames = frames_of(ending.raised) if ending.how == "exception" and ending.raised is not None else ()
-    left = ((path, line, function) for path, line, function in reversed(frames) if sources.is_users(path))
-    raised_at = [{"file": sources.relative(path), "line": line, "function": function} for path, line, function in left]
-    facts = {
+    at = raised_at(ending.raised, sources.is_users) if ending.how == "exception" and ending.raised is not None else None
+    facts: dict[str, Any] = {
         "ended": _now(),  # which of several ranks ended first
         "exit_code": ending.exit_code,
         "how": ending.how,
-        "exception": redact.without_credentials(ending.exception),
-        **({"raised_at": raised_at[0]} if raised_at else {}),  # the innermost frame of the user's
+        "exception": ending.exception,
+        "raised_at": at and {"file": sources.relative(at[0]), "line": at[1], "function": at[2]},
         "observed": sorted(kind.value for kind in options.record),
-        "draws": probes is not None and probes.context.draws.complete,
-        "not_observed": redact.nested_without_secrets(
-            [*guard.sentences, *([] if probes is None else never_seen(options, probes))]
-        ),
-        "notes": redact.nested_without_secrets(list(probes.context.notes)) if probes is not None else [],
-        "children": probes.context.started if probes is not None else [],
-        "failures": redact.nested_without_secrets(guard.details),
+        "not_observed": guard.sentences,
+        "failures": guard.details,
+        "steps": 0,
     }
-    return facts | ({"steps": 0} if probes is None else _recorded(probes))
+    if context is not None:
+        clock, ranks, policy = context.clock, context.data_parallel, context.policy
+        facts |= {
+            "draws": context.draws.complete,
+            "not_observed": [*guard.sentences, *never_seen(options, context)],
+            "notes": list(context.notes),
+            "children": context.started,
+            "steps": context.complete_steps,
+            "perturbed": context.perturbed,
+            "left_out": policy.left_out,
+            "kept_around": None if policy.box is None else policy.box.written,
+            "pipeline": context.pipelines.manifest,
+            "data_parallel": ranks.ranks,
+            "broadcasts_buffers": ranks.broadcasts,
+            "passed_over": clock.passed_over,
+            "ran_unseen": context.unseen,
+            # What comes after the last optimizer step is in the store as one more step, and is none.
+            "remainder": context.recorder.steps_written > context.complete_steps,
+        }
+    return {name: redact.nested_without_secrets(fact) for name, fact in facts.items()}
 
 
-def _recorded(probes: Probes) -> dict[str, Any]:
-    """Entries of the manifest on which steps are recorded, on ranks, and on what ran without being recorded.
-
-    `perturbed` and `kept_around` are there only with their options; `left_out`, `passed_over` and `ran_unseen` only
-    where they apply.
-    """
-    context, box = probes.context, probes.context.policy.box
-    return {
-        "steps": probes.complete_steps,
-        **({"perturbed": context.perturbed} if context.perturbed is not None else {}),
-        **({"left_out": True} if context.policy.left_out else {}),
-        **({"kept_around": box.written} if box is not None else {}),
-        "pipeline": context.pipelines.manifest,
-        "data_parallel": context.data_parallel.ranks,
-        **({"passed_over": context.clock.passed_over} if context.clock.passed_over else {}),
-        **({"ran_unseen": context.unseen} if context.unseen else {}),
-        "broadcasts_buffers": context.data_parallel.broadcasts,
-        # What comes after the last optimizer step is in the store as one more step, and is none.
-        "remainder": context.recorder.steps_written > probes.complete_steps,
-    }
-
-
-def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
+def never_seen(options: CaptureOptions, context: Context) -> list[str]:
     """Sentences for the manifest on what ran and was not recorded; [] where nothing is known to be missing.
 
     First whether `--perturb` moved nothing. If a step is complete: passes before training, evaluation, saves in
     unrecorded steps, no module call, collectives in compiled code.
     """
-    sentences, context = [], probes.context
+    sentences = []
     if context.perturbed is not None and not context.perturbed["elements"]:
         sentences.append(
             "--perturb moved nothing: no module with parameters to train was called with gradients, so this run is an "
             "ordinary one"
         )
-    if not probes.complete_steps:
+    if not context.complete_steps:
         return sentences
     if context.clock.left_out:
         sentences.append(
@@ -201,10 +192,13 @@ class Documents:
         self.sources = SourceFiles(kept(LIMIT_RUN), time.time())
         self.files = ReadFiles(capture, kept(MAX_TEXT_BYTES)) if options.source else None
         self._directory = str(Path.cwd())  # the script may go elsewhere
-        if options.source:
-            self._make_early("git", lambda: sources.git(sources.Project.root))
-        if options.packages:
-            self._make_early("packages", sources.packages)
+        early = (
+            (options.source, "git", lambda: sources.git(sources.Project.root)),
+            (options.packages, "packages", sources.packages),
+        )
+        for is_wanted, name, make in early:  # that takes long
+            if is_wanted and (made := self._make(name, make)) is not None:
+                self._facts[name] = functools.partial(dict, made)
 
     def write(self) -> None:
         """Write the documents in `facts`, taking each out.
@@ -219,12 +213,14 @@ class Documents:
             self._add_sources()
         while self._facts:
             name = next(iter(self._facts))
-            made = self._make_document(name, self._facts.pop(name))
-            if made is not None:
-                self._write_document(
-                    name,
-                    redact.nested_without_secrets(made[0], self._options.redact) if name in _OF_THE_SCRIPT else made[0],
-                )
+            made = self._make(name, self._facts.pop(name))
+            if name in _OF_THE_SCRIPT:
+                made = redact.nested_without_secrets(made, self._options.redact)
+            try:
+                if made is not None:
+                    self._store.write_settings(name, made)
+            except DocumentTooLargeError:
+                self._capture.guard.note(f"the settings {name} are not recorded: they are larger than a store allows")
 
     def write_all(self) -> None:
         """Put code, command, machine, versions, flags and environment in `facts`, then `write`.
@@ -260,21 +256,8 @@ class Documents:
             with self._capture.guard.around("settings sources", "the text of the script is"):
                 self.sources.add(sources.source_name(target.script, "__main__"), COMPILED[target.script])
 
-    def _make_early(self, name: str, make: Callable[[], object]) -> None:
-        """Make a document now, since making it takes long, and put it in `facts`; nothing where making it fails."""
-        made = self._make_document(name, make)
-        if made is not None:
-            self._facts[name] = lambda: made[0]
-
-    def _make_document(self, name: str, make: Callable[[], object]) -> tuple[object] | None:
-        """A document in a tuple of one; None where making it failed, which is noted."""
+    def _make(self, name: str, make: Callable[[], Any]) -> Any:
+        """A document; None where making it failed, which is noted."""
         with self._capture.guard.around(f"settings {name}", f"{name} settings are"):
-            return (make(),)
+            return make()
         return None
-
-    def _write_document(self, name: str, value: Any) -> None:
-        """Write one document; one that is larger than a store allows is left out, with a note."""
-        try:
-            self._store.write_settings(name, value)
-        except DocumentTooLargeError:
-            self._capture.guard.note(f"the settings {name} are not recorded: they are larger than a store allows")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from itertools import chain, repeat
@@ -35,16 +36,7 @@ if TYPE_CHECKING:
 # for the very object it was made for, and goes when that object goes. It is not for tensors:
 # `torch.utils.swap_tensors` refuses a tensor that has weak references.
 
-Thing = TypeVar("Thing")
 Value = TypeVar("Value")
-
-
-class Keyed(weakref.ref[Thing]):
-    """A weak reference that carries its key in a dictionary."""
-
-    __slots__ = ("key",)
-
-    key: int
 
 
 class ById(Generic[Value]):
@@ -54,14 +46,6 @@ class ById(Generic[Value]):
         """Start with no object."""
         self.entries: dict[int, tuple[weakref.ref[Any], Value]] = {}
         """Reference and value by `id`; the dict object stays the same."""
-        entries = self.entries
-
-        def forget(reference: Keyed[Any]) -> None:
-            entry = entries.get(reference.key)
-            if entry is not None and entry[0] is reference:
-                del entries[reference.key]
-
-        self._forget = forget  # one for all: thousands of functions are work for the garbage collector
 
     def get(self, thing: object) -> Value | None:
         """The object's value; None where it has none."""
@@ -70,9 +54,9 @@ class ById(Generic[Value]):
 
     def set(self, thing: object, value: Value) -> None:
         """Set the object's value; it is forgotten when the object goes."""
-        reference = Keyed(thing, self._forget)
-        reference.key = id(thing)
-        self.entries[reference.key] = (reference, value)
+        # Written in C: a signal's handler never runs in it, so that nothing which one raises is dropped there.
+        gone = functools.partial(self.entries.pop, id(thing))
+        self.entries[id(thing)] = (weakref.ref(thing, gone), value)
 
     def made(self, thing: object, make: Callable[[], Value]) -> Value:
         """The object's value; where it has none or None, `make()` gives it, which is set."""
@@ -84,8 +68,7 @@ class ById(Generic[Value]):
 
     def discard(self, thing: object) -> None:
         """Forget the object; nothing where it has no value."""
-        if self.get(thing) is not None:
-            del self.entries[id(thing)]
+        self.entries.pop(id(thing), None)
 
     def objects(self) -> list[Any]:
         """Live objects that have a value, in the order in which they first got one."""
@@ -110,18 +93,14 @@ class FreeNames:
         """Start with all names free."""
         self._fresh: set[str] = set()
         self._taken: dict[str, weakref.ref[Any]] = {}
-        self._names: ById[str] = ById()
 
     def find(self, thing: object) -> str | None:
         """The name given to this object, None if it has none."""
-        return self._names.get(thing)
+        return next((name for name, taken in self._taken.items() if taken() is thing), None)
 
     def release(self, thing: object) -> None:
         """Free the object's name; nothing where it has none."""
-        name = self.find(thing)
-        if name is not None:
-            self._names.discard(thing)
-            del self._taken[name]
+        self._taken.pop(self.find(thing) or "", None)
 
     def free_resting(self) -> None:
         """Free the names given by `name(rests=True)` whose objects are gone; the caller does so as a step ends."""
@@ -144,7 +123,6 @@ class FreeNames:
             name = f"{base}#{number}"
         if rests:
             self._fresh.add(name)
-        self._names.set(thing, name)
         self._taken[name] = weakref.ref(thing)
         return name
 
@@ -341,7 +319,6 @@ class ModuleState(Named):
         super().__init__(fqn, module_class, watched=watched)
         self.plain: type[nn.Module] | None = None
         """The module's class, once it is known that a call of it is nothing but a call."""
-        self.inner: ModuleState | None = None
         self.compiled = False
         self.step = -1
         self.styles: list[Style] | None = None
@@ -352,29 +329,12 @@ class ModuleState(Named):
         """Whether what goes in or comes out may be one rank's share of a DTensor."""
         self.calls: dict[Phase, int] = {}
 
-    def next_call(self, step: int, phase: Phase) -> int:
-        """Number of the call that begins, from 0 in each step and phase; counts it."""
+    def calls_in(self, step: int) -> dict[Phase, int]:
+        """Numbers of calls so far in the step that runs, by phase; counts of another step are dropped."""
         if self.step != step:
             self.step = step
             self.calls.clear()
-        number = self.calls.get(phase, 0)
-        self.calls[phase] = number + 1
-        return number
-
-    def calls_so_far(self, step: int, phase: Phase) -> int:
-        """Number of calls counted in that step and phase; 0 where the last call was in another step."""
-        return self.calls.get(phase, 0) if self.step == step else 0
-
-    def count_from(self, step: int, phase: Phase, number: int) -> None:
-        """Have the next call of a step and phase get this number."""
-        if self.step != step:
-            self.step = step
-            self.calls.clear()
-        self.calls[phase] = number
-
-    def called(self, step: int) -> bool:
-        """Whether the last step in which calls were counted is this one, and has any."""
-        return self.step == step and bool(self.calls)
+        return self.calls
 
 
 Place = str | tuple[int, int]
@@ -816,14 +776,12 @@ class Names:
     def _name_below(self, root: nn.Module, fqn: str) -> None:
         """Name each module, parameter and buffer of a tree that has no name; new modules get a row, but wrappers none.
 
-        Of parameters that `fully_shard` has gathered, this rank's shards are named as well. Wrappers' states are given
-        the state of what they wrap as `inner`.
+        Of parameters that `fully_shard` has gathered, this rank's shards are named as well.
 
         Args:
             root: of the tree.
             fqn: its name.
         """
-        wrappers = []
         gathered: list[torch_distributed.Unsharded] = []
         for module, name, inner in _tree(root, fqn):
             state = self.find(module)
@@ -834,11 +792,7 @@ class Names:
                     self._trees.append(self.describe(module, state))
             self.parameters.name_in(module, state)
             gathered += torch_distributed.unsharded_of(module)
-            if inner is not None:
-                wrappers.append((state, inner))
         self.parameters.name_shards(gathered, self.find)
-        for state, inner in wrappers:
-            state.inner = self.find(inner)
 
     def describe(self, module: nn.Module, state: ModuleState) -> ModuleInfo:
         """A module's row of the tree, without attributes; it is not written here."""

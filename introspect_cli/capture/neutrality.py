@@ -6,15 +6,14 @@ interpreter ends, and everything is compared, output and exit code included. Whe
 a script that is not deterministic by itself from one that the capture disturbed.
 
 For the last look the garbage collector's list of live objects is searched for modules and optimizers. A function's
-locals are gone by then, so every optimizer is kept alive from the moment it is built: it holds the parameters it
-trains, and keeping it changes nothing but how long its memory is held. What is found is hashed; names and addresses
+locals are gone by then, so every optimizer is kept alive from its first step on: it holds the parameters it trains, and
+keeping it changes nothing but how long its memory is held. What is found is hashed; names and addresses
 stay out, so that two processes can be compared.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
 import hashlib
 import json
 import os
@@ -33,25 +32,20 @@ if TYPE_CHECKING:
     from introspect_cli.script.target import Target
 
 
-_COMPUTED = ("exit code", "parameters and optimizer state", "modules", "random generators")
+_COMPUTED = ("exit code", "parameters and optimizer state", "random generators")
 """Aspects that say how the script trained; what it printed may hold times."""
-_TENSORS = "tensors"
-"""How many tensors were looked at, among the aspects; 0 where the interpreter did not end by itself."""
 
 
-def run_child(
-    given: Sequence[str], words: Sequence[str], *, mode: str, output: Path | None = None, show: bool = False
-) -> dict[str, Any]:
+def run_child(given: Sequence[str], words: Sequence[str], *, mode: str, output: Path | None = None) -> dict[str, Any]:
     """Run the script once in a fresh process, with an empty stdin, and wait for its end; what can be compared, by name.
 
-    Where the process leaves no report of its last state, the aspects that come from it are None, and no tensors count.
+    Where the process leaves no report of its last state, the aspects that come from it are None.
 
     Args:
         given: options of `capture` as they were given.
         words: the script and its arguments.
         mode: `watched` or `bare`.
         output: the run's directory; None for a fresh one.
-        show: print what the script has printed, at its end.
     """
     import subprocess  # not for a bare run, which nothing of this is to be seen in
     import tempfile
@@ -65,13 +59,8 @@ def run_child(
             [*command, "-q", *words], stdin=subprocess.DEVNULL, capture_output=True, check=False
         )
         look = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-    if show:
-        for shown, data in ((sys.stdout, done.stdout), (sys.stderr, done.stderr)):
-            shown.buffer.write(data)
-            shown.flush()
     printed = {"standard output": done.stdout, "standard error": done.stderr}
-    looked = dict.fromkeys(_COMPUTED) | {_TENSORS: 0} | look
-    return {**looked, "exit code": done.returncode, **printed}
+    return {**dict.fromkeys(_COMPUTED), **look, "exit code": done.returncode, **printed}
 
 
 def verify_neutral(given: Sequence[str], words: Sequence[str], output: Path) -> tuple[int, str]:
@@ -84,11 +73,15 @@ def verify_neutral(given: Sequence[str], words: Sequence[str], output: Path) -> 
         runs and are only output; UNDECIDED where no tensor was found, or two bare runs differ in what they computed;
         else DIVERGED.
     """
-    watched = run_child(given, words, mode="watched", output=output, show=True)
+    watched = run_child(given, words, mode="watched", output=output)
+    for shown, data in ((sys.stdout, watched["standard output"]), (sys.stderr, watched["standard error"])):
+        shown.buffer.write(data)
+        shown.flush()
     bare = run_child(given, words, mode="bare")
     different = _differing(watched, bare)
-    agree = f"neutral: the runs with and without a capture agree in {bare[_TENSORS]:,} tensors, the random generators"
-    if not different and bare[_TENSORS]:
+    tensors = len(bare[_COMPUTED[1]] or ())
+    agree = f"neutral: the runs with and without a capture agree in {tensors:,} tensors, the random generators"
+    if not different and tensors:
         return SAME, f"{agree}, standard output and error, and the exit code"
     if not different:
         return UNDECIDED, (
@@ -110,7 +103,7 @@ def verify_neutral(given: Sequence[str], words: Sequence[str], output: Path) -> 
 
 def _differing(a: dict[str, Any], b: dict[str, Any]) -> dict[str, None]:
     """Names of the aspects whose values in two runs are not equal."""
-    return {name: None for name, value in a.items() if name != _TENSORS and value != b[name]}
+    return {name: None for name, value in a.items() if value != b[name]}
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -126,16 +119,27 @@ MAX_KEPT = 64
 def install(report: Path) -> None:
     """At the interpreter's end, write hashes of models, optimizers and generators to `report` as JSON.
 
-    Until then keeps the last 64 optimizers alive. A forked child writes nothing.
+    Until then keeps the last 64 optimizers alive that have stepped. A forked child writes nothing.
     """
-    kept: list[Any] = []
+    kept: dict[int, Any] = {}
     owner = os.getpid()
-    start = Start(lambda: _keep_optimizers(kept))
+
+    def keep(optimizer: Any, *_: object) -> None:
+        kept[id(optimizer)] = optimizer
+        if len(kept) > MAX_KEPT:
+            del kept[next(iter(kept))]
+
+    def torch_imported() -> None:
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        register_optimizer_step_pre_hook(keep)
+
+    start = Start(torch_imported)
     start.install()
 
     def look() -> None:
         if os.getpid() == owner:
-            report.write_text(json.dumps(looked_at(kept, start.states)), encoding="utf-8")
+            report.write_text(json.dumps(looked_at([*kept.values()], start.states)), encoding="utf-8")
 
     atexit.register(look)
 
@@ -152,84 +156,42 @@ def run_bare(target: Target, options: CaptureOptions) -> BaseException | None:
     return run(target, started=start.install, ended=lambda _: None).raised
 
 
-def _keep_optimizers(kept: list[Any]) -> None:
-    """Patch `Optimizer.__init__`, for good, so that `kept` always has the last 64 optimizers that were built."""
-    from torch.optim import Optimizer
-
-    built = Optimizer.__init__
-
-    @functools.wraps(built)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - stands in for Optimizer.__init__
-        """Build the optimizer as torch would, and append it to `kept`, of which the last 64 stay."""
-        built(self, *args, **kwargs)
-        kept.append(self)
-        del kept[:-MAX_KEPT]
-
-    Optimizer.__init__ = __init__  # type: ignore[method-assign]
-
-
 def looked_at(kept: list[Any], began: dict[str, bytes | None]) -> dict[str, Any]:
-    """Hashes of live modules, of optimizers and of the random generators.
+    """Sorted hashes of tensors, and a hash of each random generator.
+
+    The tensors are parameters, gradients and state of optimizers, and parameters and buffers of live modules.
 
     Args:
-        kept: optimizers, in the order in which they were built.
+        kept: optimizers.
         began: states of the generators of python and numpy before the script; nobody seeds them, so one that was not
             drawn from differs between any two processes: its entry is `untouched`.
-
-    Returns:
-        of the optimizers a hash for each, of parameters, gradients and state; sorted hashes of live modules that no
-        other module holds; of the generators a hash for each; and how many tensors were hashed.
     """
-    count = 0
+    generators = {
+        name: "untouched" if state == began.get(name) else hashlib.sha256(state).hexdigest()
+        for name, state in (("python", python_state()), ("numpy", numpy_state()))
+        if state is not None
+    }
+    hashes: list[str] = []
+    if (torch := sys.modules.get("torch")) is not None:
+        import gc
 
-    def hashed(name: str, leaves: list[tuple[str, Any]]) -> str:
-        """A hash of a name and of pairs of path and leaf.
-
-        Tensors count by their bits, numbers and texts by their repr, any other leaf by its path alone.
-        """
-        nonlocal count
-        parts = [name.encode()]
-        for path, leaf in leaves:
-            is_tensor, is_plain = hasattr(leaf, "detach"), isinstance(leaf, (bool, int, float, str))
-            count += is_tensor
-            parts += [path.encode(), *(_bits_of(leaf) if is_tensor else [repr(leaf).encode()] if is_plain else [])]
-        return _digest(parts)
-
-    optimizers: list[str] = []
-    modules: list[str] = []
-    generators: dict[str, str] = {}
-    for name, state in (("python", python_state()), ("numpy", numpy_state())):
-        if state is not None:
-            generators[name] = "untouched" if state == began.get(name) else _digest([state])
-    torch = sys.modules.get("torch")
-    if torch is not None:
         from introspect_cli.tensors.flatten import flatten
 
+        gc.collect()  # what nobody holds goes at other times in another process
         devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
-        states = [("torch", torch.get_rng_state()), *((f"cuda:{at}", torch.cuda.get_rng_state(at)) for at in devices)]
-        generators |= {name: hashed(name, [("", state)]) for name, state in states}
-        for optimizer in kept:
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            held = [(each, each.grad, optimizer.state.get(each, {})) for each in parameters]
-            optimizers.append(hashed(type(optimizer).__name__, flatten(held)))
-        for module in _roots(torch.nn.Module):
-            groups = (vars(each).get(name) or {} for each in module.modules() for name in ("_parameters", "_buffers"))
-            leaves = [pair for group in groups for pair in group.items()]
-            modules.append(hashed(type(module).__name__, leaves))
-    return dict(zip(_COMPUTED[1:], (optimizers, sorted(modules), generators), strict=True)) | {_TENSORS: count}
+        generators["torch"] = _hash_of(torch.get_rng_state())
+        generators |= {f"cuda:{at}": _hash_of(torch.cuda.get_rng_state(at)) for at in devices}
+        live = [vars(thing) for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
+        held = [each.get(name) for each in live for name in ("_parameters", "_buffers")]
+        held += [part for optimizer in kept for part in (optimizer.param_groups, list(optimizer.state.values()))]
+        tensors = {id(leaf): leaf for _, leaf in flatten(held) if isinstance(leaf, torch.Tensor)}.values()
+        gradients = [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
+        hashes = sorted(map(_hash_of, [*tensors, *gradients]))
+    return dict(zip(_COMPUTED[1:], (hashes, generators), strict=True))
 
 
-def _roots(cls: type) -> list[Any]:
-    """Live modules of class `cls` that no other live module holds."""
-    import gc
-
-    live = [thing for thing in gc.get_objects() if issubclass(type(thing), cls) and "_modules" in vars(thing)]
-    held = {id(child) for module in live for child in vars(module)["_modules"].values() if child is not None}
-    return [module for module in live if id(module) not in held]
-
-
-def _bits_of(tensor: Any) -> list[bytes]:
-    """A tensor's dtype and shape, and its bits; `not seen: <error>` where these cannot be read."""
+def _hash_of(tensor: Any) -> str:
+    """A hash of a tensor's dtype, shape and bits; `not seen: <error>` in place of bits that cannot be read."""
     import torch
 
     try:
@@ -237,14 +199,6 @@ def _bits_of(tensor: Any) -> list[bytes]:
         whole = whole.to_dense() if whole.layout != torch.strided else whole
         flat = whole.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-        return [f"{tensor.dtype} {tuple(tensor.shape)}".encode(), data]
     except Exception as error:  # some sorts of tensors have no bits to give; the script is over, no probe to guard
-        return [f"not seen: {type(error).__name__}".encode()]
-
-
-def _digest(parts: Any) -> str:
-    """BLAKE2b digest over byte strings, each with its length before it; 32 hex digits."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.hexdigest()
+        data = f"not seen: {type(error).__name__}".encode()
+    return hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + data).hexdigest()

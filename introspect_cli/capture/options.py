@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shlex
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -27,18 +28,6 @@ KINDS: tuple[str, ...] = tuple(kind.value for kind in Kind if kind not in {Kind.
 
 DEFAULT_KINDS: tuple[str, ...] = tuple(kind for kind in KINDS if kind != Kind.COLLECTIVE.value)
 """Kinds recorded by default: all but collectives."""
-
-COMPILE_MODES: tuple[str, ...] = ("boundary", "keep", "eager")
-"""Values of `--compile`."""
-
-CHILDREN: tuple[str, ...] = ("none", "script", "all")
-"""Values of `--children`."""
-
-LEVELS: tuple[str, ...] = ("module", "op")
-"""Values of `--level`."""
-
-SHORT: tuple[str, ...] = ("first", "last")
-"""Short forms of rules in `steps`: the first, or the last N of a run."""
 
 STATS: tuple[str, ...] = (
     "shape",
@@ -159,7 +148,7 @@ class CaptureOptions:
     level: str = of_records(
         "module",
         "Record modules, or each operator in them as well [default: module].",
-        choices=LEVELS,
+        choices=("module", "op"),
     )
     ops: tuple[str, ...] = of_records(
         (),
@@ -213,13 +202,13 @@ class CaptureOptions:
         "boundary",
         "What torch.compile compiles: recorded at its boundary; tapped inside, which limits fusion; run as python "
         "[default: boundary].",
-        choices=COMPILE_MODES,
+        choices=("boundary", "keep", "eager"),
         narrows=True,
     )
     children: str = of_the_script(
         "script",
         "Record no child processes, those of a launcher that run a script, or all that train [default: script].",
-        choices=CHILDREN,
+        choices=("none", "script", "all"),
         in_manifest=False,
     )
     seed: int | None = of_the_script(None, "Seed python, numpy and torch first.", metavar="N", least=0, most=2**32 - 1)
@@ -294,20 +283,18 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     The path in `against` becomes absolute; operators are added to `record` where an option asks for them.
 
     Args:
-        given: values by name of the option. `steps` is a schedule's text, `first` and `last` are numbers; an option
-            that may be repeated is one text with commas, or several texts; one that is missing or empty has its
-            default.
+        given: values by name of the option. `steps` is a schedule's text; an option that may be repeated is one text
+            with commas, or several texts; one that is missing or empty has its default.
 
     Raises:
         UsageError: an option, kind or statistic is unknown, a schedule cannot be read, options contradict each other,
             or the run of `against` does not exist.
     """
     known = dict(described())
-    names = [*known, *SHORT]
     for name in given:
-        if name not in names:
-            hint = did_you_mean(name, names) or ";"
-            raise UsageError(f"capture has no option {name!r}{hint} choose from {', '.join(names)}")
+        if name not in known:
+            hint = did_you_mean(name, known) or ";"
+            raise UsageError(f"capture has no option {name!r}{hint} choose from {', '.join(known)}")
     values = dict(given)
     for name in values.keys() & {name for name, option in known.items() if option.repeated}:
         texts = (values[name],) if isinstance(values[name], str) else tuple(values[name])
@@ -315,7 +302,8 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
             values[name] = _CHOSEN[name](texts) if values[name] else getattr(CaptureOptions, name)
         else:
             values[name] = words(texts) if known[name].commas else texts
-    values["steps"] = _pop_schedule(values)
+    steps = values.get("steps")
+    values["steps"] = CaptureOptions.steps if steps is None else parse_rule(str(steps))
     options = CaptureOptions(**values)
     if options.against is not None:
         options = replace(options, against=_absolute(options.against))
@@ -353,21 +341,6 @@ def _absolute(run: str) -> str:
     return from_anywhere(run)
 
 
-def _pop_schedule(values: dict[str, Any]) -> Schedule | Rule:
-    """The schedule that `steps`, `first` and `last` make together: a step is wanted if any of the three wants it.
-
-    Takes the three out of `values`; all steps where none is given. UsageError where one cannot be read.
-    """
-    steps, *ends = (values.pop(name, None) for name in ("steps", *SHORT))
-    base = None if steps is None else parse_rule(str(steps))
-    rules = [f"{name}({number})" for name, number in zip(SHORT, ends, strict=True) if number is not None]
-    if not rules:
-        return base or Schedule()
-    if base is not None:
-        rules.insert(0, f"steps({base.text!r})" if isinstance(base, Schedule) else base.text)
-    return parse_rule(" | ".join(rules))
-
-
 def _check_rule(options: CaptureOptions) -> None:
     """Check that what `--steps`, `--until-nan` and `--keep-around` look at is recorded.
 
@@ -396,6 +369,9 @@ _CHOSEN: dict[str, Callable[[Iterable[str]], Any]] = {
 """Options that take names out of a list, or `default`, `all` or `none`."""
 
 
+_VALUE = re.compile(r"([^\[/]+)(?:/(input|output))?(\[.*)?", re.DOTALL)
+
+
 class ValueName(NamedTuple):
     """A value by name: `blocks.0` and `blocks.0['hidden']` are outputs, `blocks.0/input[0]` is an input.
 
@@ -416,13 +392,12 @@ class ValueName(NamedTuple):
         Raises:
             UsageError: the module's name is missing, or what follows `/` is neither `input` nor `output`.
         """
-        name, bracket, rest = text.strip().partition("[")
-        fqn, _, side = name.partition("/")
-        if not fqn or side not in ("", "input", "output"):
+        named = _VALUE.fullmatch(text.strip())
+        if named is None:
             raise UsageError(f"{text!r} names no value: write blocks.0, blocks.0['hidden'] or blocks.0/input[0]")
-        kind = Kind.INPUT if side == "input" else Kind.OUTPUT
-        path = bracket + rest
-        return cls(fqn, kind, path or ("[0]" if kind is Kind.INPUT else ""))
+        fqn, side, path = named.groups("")
+        is_input = side == "input"
+        return cls(fqn, Kind.INPUT if is_input else Kind.OUTPUT, path or "[0]" * is_input)
 
     def fits(self, fqn: str, kind: Kind, path: str) -> bool:
         """Whether a value is the one named: equal kind and path, and an equal FQN, with its root or without."""
@@ -453,10 +428,6 @@ def parse_pairs(products: Iterable[str], norms: Iterable[str]) -> tuple[Pair, ..
     """
     pairs = []
     for text, norm in [*((text, False) for text in products), *((text, True) for text in norms)]:
-        later, _, earlier = (part.strip() for part in text.partition(":"))
-        if not (later and earlier):
-            raise UsageError(
-                f"{text!r} does not name two values: write OUTPUT:INPUT, such as lm_head:blocks.0/input[0]"
-            )
+        later, _, earlier = text.partition(":")
         pairs.append(Pair(text, ValueName.parse(later), ValueName.parse(earlier), norm))
     return tuple(pairs)

@@ -32,25 +32,15 @@ if TYPE_CHECKING:
     from introspect_cli.capture.capture import Capture
     from introspect_cli.capture.events import Call
 
-CONFIG: Final = frozenset(
-    {
-        ".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".gin", ".properties", ".jsonnet", ".libsonnet",
-        ".json5", ".jsonc", ".hocon", ".py", ".args", ".xml",
-    }
-)  # fmt: skip
-"""Endings of files whose text is kept."""
-_SMALL_TEXT: Final = frozenset({".txt", ""})
-_SMALL: Final = 1 << 16
-
-_LONGEST_TEXT = 1 << 18
-"""Bytes of a file whose text is kept: what is longer nobody wrote by hand."""
+_CONFIG = (
+    ".yaml .yml .json .toml .ini .cfg .conf .gin .properties .jsonnet .libsonnet .json5 .jsonc .hocon .py .args .xml"
+)
+_LONGEST: Final = dict.fromkeys(_CONFIG.split(), 1 << 18) | {".txt": 1 << 16, "": 1 << 16}
+"""Bytes of a file whose text is kept, by ending: what is longer nobody wrote by hand."""
 MAX_TEXT_BYTES = 2 << 20
 MAX_FILES = 200
-MAX_FILES_OF_FOLDER = 64
-MAX_FILES_OF_LINE = 16
+MAX_FILES_OF_LINE = 48
 """Files of one ending that one line of the script opens; where it opens more, they are a data set."""
-MAX_OPENED = 20_000
-"""Files after which nothing is looked at any more."""
 _WHOLE = 16 << 20
 _BLOCK, _BLOCKS = 1 << 16, 64
 MAX_READ_BYTES = 1 << 30
@@ -59,19 +49,11 @@ MAX_READ_BYTES = 1 << 30
 _SYSTEM = (
     "/proc/", "/sys/", "/dev/", "/etc/", "/usr/lib/", "/usr/lib64/", "/usr/share/", "/lib/", "/run/", "/var/lib/",
 )  # fmt: skip
-_PYTHON = tuple(
-    {
-        f"{os.path.realpath(prefix)}{os.sep}{name}{os.sep}"
-        for prefix in (sys.prefix, sys.base_prefix)
-        for name in ("lib", "share", "etc", "bin")
-    }
-)
+_PREFIXES = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)}
+_PYTHON = tuple(f"{prefix}/{name}/" for prefix in _PREFIXES for name in ("lib", "share", "etc", "bin"))
 _SECRET = frozenset(
     {".env", ".netrc", ".pem", ".key", ".p12", ".pfx", ".pgpass", "credentials", "token", "id_rsa", "id_ed25519"}
 )
-_open_descriptor = os.open
-_READ_FROM = ("source", "path_or_paths", "name", "path", "filename")
-"""Names of the arguments that say what a library reads."""
 _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
 
 
@@ -99,7 +81,7 @@ class ReadFiles:
         self._files: dict[str, dict[str, Any]] = {}
         self._of_line: dict[tuple[str, str], list[str]] = {}
         self._many: dict[tuple[str, str], str] = {}
-        self._opened = self._bytes = 0
+        self._bytes = 0
         self._left_out = False
 
     def install(self) -> None:
@@ -130,18 +112,16 @@ class ReadFiles:
     def watch_library_read(self, call: Call) -> Callable[[object], None]:
         """Called before a library opens files in C; returns what notes them once that is done.
 
-        Of a directory the first 64 files by name are noted.
+        Of a directory the first 49 files by name are looked at.
         """
-        at = int(call.name == "__init__")
-        named = next((call.kwargs[name] for name in _READ_FROM if name in call.kwargs), "")
+        given = next(iter((*call.args[call.name == "__init__" :], *call.kwargs.values())), "")
 
         def opened(_: object) -> None:
-            """Note each file given by path, alone or in a list or tuple; of a directory the first 64 files by name."""
-            given = call.args[at] if len(call.args) > at else named
+            """Note each file given by path, alone or in a list or tuple; of a directory the first 49 files by name."""
             for path in given if type(given) in {list, tuple} else [given]:
                 if type(path) is str or isinstance(path, Path):
                     inside = sorted(Path(path).iterdir()) if Path(path).is_dir() else [path]
-                    for file in inside[:MAX_FILES_OF_FOLDER]:
+                    for file in inside[: MAX_FILES_OF_LINE + 1]:
                         self._note_path(call.frame, str(file))
 
         return opened
@@ -150,8 +130,7 @@ class ReadFiles:
         """Note a file that was opened, each once: name, size, digest, and the line that did; sets `facts["files"]`.
 
         Only regular files that `_is_watched` accepts and that were not written since the run began, 200 in all. Where
-        one line opens more than 16 of one ending (48 for an ending in `CONFIG`), one entry for their folder takes the
-        place of all of them. After 20,000 opened files the probe is switched off.
+        one line opens more than 48 of one ending, one entry for their folder takes the place of all of them.
 
         Args:
             frame: of whoever opened it; the line is that of the innermost frame of the user's.
@@ -164,10 +143,6 @@ class ReadFiles:
         ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - as above
         line = line_of(frame, through=True)
         if (line, ending) in self._many:
-            return
-        self._opened += 1
-        if self._opened > MAX_OPENED:
-            self.guarded.on, self._left_out = False, True
             return
         if status.st_mtime >= self._began:
             return  # made by the script
@@ -183,7 +158,7 @@ class ReadFiles:
             name = self._shown_name(shown, real)
             of_line = self._of_line.setdefault((line, ending), [])
             of_line.append(name)
-            if len(of_line) > MAX_FILES_OF_LINE * (3 if ending in CONFIG else 1):
+            if len(of_line) > MAX_FILES_OF_LINE:
                 self._many[line, ending] = os.path.commonprefix(of_line).rpartition("/")[0] or "."  # noqa: RUF071 - cut at a slash
                 for file in of_line:
                     self._files.pop(file, None)
@@ -203,8 +178,8 @@ class ReadFiles:
     def _describe(self, path: str, size: int, ending: str) -> dict[str, Any]:
         """Size and digest of a file, and `sampled` where only 64 blocks of a file above 16 MiB were read.
 
-        The digest is missing once 1 GiB was read in all. The text is kept of files up to 256 KiB with an ending in
-        `CONFIG` and up to 64 KiB with `.txt` or no ending: 2 MiB at most.
+        The digest is missing once 1 GiB was read in all. The text is kept of files up to the size that
+        `_LONGEST` has for their ending: 2 MiB at most.
         """
         sampled = size > _WHOLE
         needed = _BLOCK * _BLOCKS if sampled else size
@@ -213,13 +188,13 @@ class ReadFiles:
         self._bytes += needed
         step = (size - _BLOCK) / (_BLOCKS - 1) if sampled else _BLOCK
         places = [int(number * step) for number in range(_BLOCKS)] if sampled else range(0, size, _BLOCK)
-        descriptor = _open_descriptor(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             data = b"".join(os.pread(descriptor, _BLOCK, place) for place in places)
         finally:
             os.close(descriptor)
         digest = hex_digest(data)
-        if size <= (_LONGEST_TEXT if ending in CONFIG else _SMALL) and (ending in CONFIG or ending in _SMALL_TEXT):
+        if size <= _LONGEST.get(ending, -1):
             self._texts.add(digest, data, redact.source if ending == ".py" else redact.config)
         return {"size": size, "digest": digest, **({"sampled": True} if sampled else {})}
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from introspect_cli.capture.naming import modules_in, wrapped
+from introspect_cli.capture.regions.compile import CompileProbe
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors.flatten import flatten
@@ -20,6 +22,7 @@ from introspect_cli.tensors.flatten import flatten
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from introspect_cli.capture.context import Context
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.records import Site
 
@@ -55,13 +58,12 @@ def run_once(
     """
     with Session(None, options) as session:
         session.start()
-        probes = session.probes
-        assert probes is not None, "torch is there, so are the probes"
-        context = probes.context
+        context = session.context
+        assert context is not None, "torch is there, so are the probes"
         context.recorder.record_only(only)
         if isinstance(model, nn.Module):
             context.names.name_root(model, name)
-            probes.tap_compiled(model)
+            _tap_compiled(context, model)
         with _restoring(model):
             given = model(*_copied(args), **_copied(kwargs))
             if backward:
@@ -70,6 +72,16 @@ def run_once(
                     total.backward()
                     _record_gradients(context, model)
             context.clock.tick()
+
+
+def _tap_compiled(context: Context, module: nn.Module) -> None:
+    """Have the modules inside a `torch.compile`d module recorded, but not the one that it wraps itself.
+
+    Nothing for another module, or with `--compile boundary`.
+    """
+    inner = wrapped(module)
+    if inner is not None and context.options.compile != "boundary":
+        context.probe(CompileProbe).tap(child for child in modules_in(inner) if child is not inner)
 
 
 def _total(given: Any) -> torch.Tensor:

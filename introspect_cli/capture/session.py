@@ -38,53 +38,43 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from introspect_cli.capture.all_probes import Probes
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.guard import Guarded
     from introspect_cli.capture.options import CaptureOptions
-    from introspect_cli.capture.read_files import ReadFiles
     from introspect_cli.store.run_writer import Launch
 
 
-def nothing_recorded(path: Path, *, installed: bool) -> str:
-    """Last sentence of a run without probes.
-
-    `installed` False means that installing them failed, else torch never came.
-    """
-    why = "the script never imported torch" if installed else "the probes could not be installed"
-    return f"{why}, so nothing was recorded; {path} holds its settings only"
-
-
-def summary(capture: Capture, probes: Probes, manifest: dict[str, Any], *, lost: bool) -> str:
-    """Last sentence of a run, for the terminal: steps, records, size, directory; or that nothing was recorded.
+def last_words(capture: Capture, context: Context | None, manifest: dict[str, Any], *, lost: bool) -> str:
+    """Last sentence of a run, for the terminal: steps, records, size, directory; or why nothing was recorded.
 
     Args:
         capture: of the run.
-        probes: what has recorded; asked for their counts.
+        context: has recorded, asked for its counts; None without probes.
         manifest: as written at the end; its `steps` and `remainder` are read.
         lost: whether the store could not be written to the end; then the sentence says up to which step it can be read.
     """
-    path, launch, context = capture.path, capture.launch, probes.context
+    path = capture.path
+    if context is None:
+        failed = "session" in capture.guard.failed
+        why = "the probes could not be installed" if failed else "the script never imported torch"
+        return f"{why}, so nothing was recorded; {path} holds its settings only"
+    written, rows, last = context.rank.written, context.rank.written.rows, context.rank.last_step
     if lost:
-        written, last = context.recorder.steps_written, context.rank.last_step
-        if last is None or not path.exists():
-            return f"recorded {count(written, 'step')} in {path}, then the store was lost"
-        return f"{count(written, 'step')} up to step {last} can be read in {path}; then the store was lost"
-    steps, rows = manifest.get("steps", 0), context.rank.written.rows
+        steps = count(context.recorder.steps_written, "step")
+        is_there = last is not None and path.exists()
+        seen = f"{steps} up to step {last} can be read in {path};" if is_there else f"recorded {steps} in {path},"
+        return f"{seen} then the store was lost"
     if not rows and (path / CHILDREN).is_dir():
         return f"recorded what the processes that the script started trained in {path}"
     if not rows:
         return f"no module was called and no optimizer stepped while recording; {path} has no records"
-    size = human_size(context.rank.written.length)
-    if launch is not None:
-        size += f"; this is rank {launch.rank} of {launch.world_size}"
     rest = " and what came after" if manifest.get("remainder") else ""
     if context.policy.dropped:
         rest += f" and dropped {context.policy.dropped:,} of them again"
     if (moved := context.perturbed) is not None:
-        which = f"{count(moved['elements'], 'number')} in {count(moved['parameters'], 'parameter')}"
-        rest += f" after --perturb {moved['seed']} moved {which} by one rounding"
-    return f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {path}"
+        rest += f" after --perturb {moved['seed']} moved {count(moved['parameters'], 'parameter')} by one rounding"
+    steps, size = count(manifest.get("steps", 0), "step"), human_size(written.length)
+    return f"recorded {steps}{rest}, {count(rows, 'record')} ({size}) in {path}"
 
 
 def run_capture(
@@ -123,7 +113,7 @@ class Session:
 
     Attributes:
         path: the run's directory.
-        probes: what watches; None before torch is there.
+        context: what watches shares this; None before torch is there.
         words: what there is to say at the end.
         status: the exit status that a comparison asks for (`--stop`), once the run is over; None where none does.
     """
@@ -141,7 +131,7 @@ class Session:
         """
         launch = launch or find_launch()
         self.path = path = run_directory(target, options.output, launch)
-        self.probes: Probes | None = None
+        self.context: Context | None = None
         self.words: list[str] = []
         self.status: int | None = None
         self._unsent: list[str] = []
@@ -152,7 +142,6 @@ class Session:
         self._settings = guard.around("settings", "settings are")
         self._end = guard.around("session", "the end of the run is")
         self._interpreter = Interpreter(guard)
-        self._installed = contextlib.ExitStack()
         self._closed = self._followed = False
         self._store_lost = ""
         self._start = Start(
@@ -180,65 +169,50 @@ class Session:
                 generators when the process began, by library.
         """
         self._documents.begin()
-        reference = weakref.ref(self)
-
-        def in_child() -> None:
-            if (alive := reference()) is not None:
-                alive.stop_in_child()
-
-        os.register_at_fork(after_in_child=in_child)
+        stop = weakref.WeakMethod(self.stop_in_child)
+        os.register_at_fork(after_in_child=lambda: (alive := stop()) and alive())
         self._interpreter.install()
         if self._documents.files is not None:
             with self._guard.around("files", "files that the script reads are"):
-                self._install(self._documents.files)
+                self._documents.files.install()
         self._followed = began is not None
         if began is None:
-            self._install(self._start)
+            self._start.install()
         else:
             self._capture.began.update(began)
             self._torch_imported()
-
-    def _install(self, thing: ReadFiles | Start) -> None:
-        """Install something now, and have it removed at the end, the last installed first."""
-        self._installed.callback(thing.remove)
-        thing.install()
 
     def adopt(self, model: Any) -> None:
         """Name a model that exists already, None for none; if any optimizer is alive, its steps are to end steps.
 
         It walks all objects that the garbage collector knows. Nothing before the probes are installed.
         """
-        if (probes := self.probes) is None:
+        if (context := self.context) is None:
             return
         import gc
 
         from torch.optim import Optimizer
 
         if any(issubclass(type(thing), Optimizer) for thing in gc.get_objects()):
-            probes.context.clock.expect_optimizers()
+            context.clock.expect_optimizers()
         if model is not None:
-            probes.context.names.ensure_named(model, None)
+            context.names.ensure_named(model, None)
 
     def _torch_imported(self) -> None:
         """Build and install the probes, seed torch as asked; called inside the script's `import torch`."""
         with self._guard.around("session", "the script's values are"):
             options = self._capture.options
             prepare_torch(options.seed, deterministic=options.deterministic)
-            from introspect_cli.capture.all_probes import Probes
+            from introspect_cli.capture.all_probes import put_probes
+            from introspect_cli.capture.context import Context
 
-            box = None
-            if options.keep_around is not None:
-                from introspect_cli.capture.recording.keeping import BlackBox
-
-                box = BlackBox(self._capture, self.reference.digests(), self._tell)
-            probes = Probes(self._capture, self._note_lost, box)
-            listeners = probes.context.clock.listeners
-            listeners["on_ending"].append(functools.partial(self._write_documents, probes.context))
-            probes.install()
-            listeners["on_tick"].append(
-                functools.partial(self._end_step, probes.context)
-            )  # last: it may end the script
-            self.probes = probes
+            context = Context(self._capture, self._note_lost, self.reference.digests, self._tell)
+            put_probes(context)
+            listeners = context.clock.listeners
+            listeners["on_ending"].append(functools.partial(self._write_documents, context))
+            context.install()
+            listeners["on_tick"].append(functools.partial(self._end_step, context))  # last: it may end the script
+            self.context = context
 
     def _tell(self, sentence: str) -> None:
         """Print a sentence, or keep it for `print_last_words` once the script is over."""
@@ -300,19 +274,21 @@ class Session:
         """Do the work of `finish`; a failure in one part does not keep the others from being done."""
         self._closed = True
         self._guard.script_is_over = True
-        self._installed.close()
-        if (probes := self.probes) is not None:
-            probes.remove(over=True)
+        self._start.remove()
+        if self._documents.files is not None:
+            self._documents.files.remove()
+        if (context := self.context) is not None:
+            context.remove(over=True)
             with self._writing(self._end):
-                probes.finish()
-            for sentence in probes.context.names.wanted.unmatched():
+                context.finish()
+            for sentence in context.names.wanted.unmatched():
                 self._guard.note(sentence)
         with self._writing(self._end):
             if self._store_lost:  # there may be no room for this after the rest
                 self._write_ending(ending)
         with self._writing(self._end):
-            if probes is not None:
-                probes.context.rank.modules(probes.context.names.new_modules())
+            if context is not None:
+                context.rank.modules(context.names.new_modules())
             if "torch" in sys.modules:
                 self._documents.write_all()
             for sentence in self._documents.sources.notes():
@@ -320,31 +296,27 @@ class Session:
         with self._writing(self._end):
             self._write_ending(ending)
         with self._writing(self._end):
-            if probes is not None:
-                probes.close()
+            if context is not None:
+                context.close()
         with self._writing(self._end):
             self._capture.store.close()
-        self._conclude(probes)
+        self._conclude(context)
 
     def _write_ending(self, ending: Ending) -> None:
         """Write how the run ended."""
         self._manifest["status"] = "interrupted" if self._store_lost else "complete"
-        self._manifest |= closing(self._capture, self.probes, ending)
+        self._manifest |= closing(self._capture, self.context, ending)
         self._capture.store.write_manifest(self._manifest)
 
-    def _conclude(self, probes: Probes | None) -> None:
+    def _conclude(self, context: Context | None) -> None:
         """Wait for publishers and comparison, put the last words in `words`, and write what the comparison changes."""
-        if probes is None:
-            self.words.append(nothing_recorded(self.path, installed="session" not in self._guard.failed))
-        else:
-            lost = bool(self._store_lost)
-            self.words.append(summary(self._capture, probes, self._manifest, lost=lost))
+        self.words.append(last_words(self._capture, context, self._manifest, lost=bool(self._store_lost)))
         published = self._publishers.finish()
         self.words += published
         self._unsent = [sentence for sentence in published if UNPUBLISHED in sentence]
-        box = probes.context.policy.box if probes is not None else None
+        box = context.policy.box if context is not None else None
         before = len(box.written) if box is not None else 0
-        self.words += self.reference.finish(probes.context.recorder if probes is not None else None)
+        self.words += self.reference.finish(context.recorder if context is not None else None)
         self.status = self.reference.status
         if box is not None and len(box.written) > before:  # the comparison has said only now that the runs diverge
             with self._writing(self._end):
@@ -366,8 +338,8 @@ class Session:
         self.reference.abandon()
         if self._documents.files is not None:
             self._documents.files.remove()
-        if self.probes is not None:
-            self.probes.stop_in_child()
+        if self.context is not None:
+            self.context.stop_in_child()
         self._capture.store.abandon()
 
     def _note_lost(self, error: StoreError) -> None:

@@ -161,9 +161,7 @@ class ImportWatch:
             return None
         callback = self._callbacks.pop(name)
         for finder in sys.meta_path:
-            if finder is self:
-                continue
-            spec = finder.find_spec(name, path, target)
+            spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
                     _call_back(spec.loader, callback)

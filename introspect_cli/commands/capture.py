@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from introspect_cli.capture.options import AGAIN, HEADINGS, HOW, SHORT, WHEN, CaptureOptions, described, options_of
+from introspect_cli.capture.options import AGAIN, HEADINGS, HOW, CaptureOptions, described, options_of
 from introspect_cli.commands.shared import GroupedOption, compared_as, declare, say
 from introspect_cli.errors import UsageError
 from introspect_cli.script.processes import command_of
@@ -20,11 +20,6 @@ from introspect_cli.script.target import Target, check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-_SHORT = (
-    "The first N steps, beside those asked for otherwise.",
-    "The last N steps, beside those: older ones are dropped as the run goes on.",
-)
 
 
 class CaptureCommand(click.Command):
@@ -59,12 +54,7 @@ def _declarations() -> Iterable[Callable[[Any], Any]]:
     """A decorator for each option, in the order of the help: fields of `CaptureOptions`, then those of this command."""
     annotations = {item.name: str(item.type) for item in fields(CaptureOptions)}
     for name, option in described():
-        # without --steps, --first and --last say alone which steps are kept
-        default = None if name == "steps" else getattr(CaptureOptions, name)
-        yield declare(name, option, default, annotations[name])
-        if name == "steps":
-            for word, text in zip(SHORT, _SHORT, strict=True):
-                yield _declared(WHEN, text, f"--{word}", metavar="N", type=int)
+        yield declare(name, option, getattr(CaptureOptions, name), annotations[name])
     yield _declared(HOW, "Run the module named next, as `python -m` does.", "-m", "module", is_flag=True)
     yield _declared(
         AGAIN,
@@ -90,7 +80,7 @@ def capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
 Examples:
   introspect capture -o runA train.py --lr 3e-4
   introspect capture --steps 0:10,100::100 --record input,output,grad train.py
-  introspect capture --last 100 --until-nan train.py
+  introspect capture --steps 'last(100)' --until-nan train.py
   introspect capture --against runA --stop train.py
   introspect capture --seed 0 --deterministic -m project.train --epochs 2""",
 )

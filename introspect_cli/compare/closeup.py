@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from introspect_cli.compare.elements import TensorDifference, difference
 from introspect_cli.compare.ledger import At
 from introspect_cli.compare.say import what
-from introspect_cli.compare.table import KINDS, Tensors, columns
+from introspect_cli.compare.table import KINDS, columns
 from introspect_cli.records import Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
@@ -85,23 +85,19 @@ def closeup(a: Run, b: Run, divergence: Divergence) -> Closeup:
     one, two = divergence.a, divergence.b
     if one is None or two is None:
         return Closeup(divergence, None, f"only run {'b' if one is None else 'a'} has it")
-    given = _operator_inputs(a, b, divergence)
+    differs, missing = None, ""
+    whole = [run.tensor(side.checksum) if side.checksum else None for run, side in ((a, one), (b, two))]
     if Status.VALUE in (one.status, two.status):
-        return Closeup(divergence, None, f"it is a plain value: {one.text} in a, {two.text} in b", given)
-    if one.layout.shape != two.layout.shape:
-        shapes = f"its shape is {list(one.layout.shape)} in a and {list(two.layout.shape)} in b"
-        return Closeup(divergence, None, shapes, given)
-    stored = Tensors(a, b).both(one.checksum, two.checksum, one.layout.shape)
-    if stored is None:
-        sides = (a, one.checksum, "run a"), (b, two.checksum, "run b")
-        lacking = [name for run, checksum, name in sides if not checksum or run.tensor(checksum) is None]
-        if len(lacking) == 2:
-            return Closeup(divergence, None, "neither run stored it whole", given)
-        return Closeup(divergence, None, f"{(*lacking, 'one of the runs')[0]} has not stored it whole", given)
-    differs = difference(*stored, (one.layout.dtype, two.layout.dtype))
-    return Closeup(
-        divergence, differs, "" if differs is not None else "it holds no numbers that can be compared", given
-    )
+        missing = f"it is a plain value: {one.text} in a, {two.text} in b"
+    elif one.layout.shape != two.layout.shape:
+        missing = f"its shape is {list(one.layout.shape)} in a and {list(two.layout.shape)} in b"
+    elif whole[0] is None or whole[1] is None:
+        lacking = [f"run {side}" for side, tensor in zip("ab", whole, strict=True) if tensor is None]
+        missing = f"it was not stored whole by {' and '.join(lacking)}"
+    else:
+        differs = difference(whole[0], whole[1], (one.layout.dtype, two.layout.dtype))
+        missing = "" if differs is not None else "it holds no numbers that can be compared"
+    return Closeup(divergence, differs, missing, _operator_inputs(a, b, divergence))
 
 
 def is_outermost(kind: str, fqn: str) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.by_rank import compared_runs
-from introspect_cli.compare.answer.causes import clues_of_ending, code_changes, ranked_code
+from introspect_cli.compare.answer.causes import code_changes, ranked_code
 from introspect_cli.compare.answer.compared import agreement, exceptions_of, notes_on, raised_words, unseen_names
 from introspect_cli.compare.answer.weights import setting_changes, weighed_by_code
 from introspect_cli.compare.names import renamer
@@ -78,7 +78,7 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
         answer = replace(answer, findings=(*found, *(compared.structure() if by_rank else ())))
         return diverged_answer(answer, compared, compared.hidden if by_rank and bitwise else "")
     raised, offset = exceptions_of((a, b)), any(outcome.offset for outcome in compared.outcomes)
-    code = ranked_code(code_changes(a, b), lambda: clues_of_ending(raised))
+    code = ranked_code(code_changes(a, b), ending=next((each for each in raised[-1:] if each.side), None))
     verdict, text = agreement(compared)
     said = [text, raised_words(raised)]
     text = " ".join(filter(None, said[::-1] if verdict is Verdict.UNDECIDED else said))

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.derived import ROUNDING
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -42,33 +44,24 @@ class Picture:
     """A grid of cells over a tensor laid out as rows and columns.
 
     Attributes:
-        rows: what the rows are: the dimensions of the tensor that are counted through.
-        columns: what the columns are.
-        sizes: how many rows each of their dimensions makes, and how many columns.
-        tile: rows and columns of the tensor in a cell; at the end of a dimension fewer may be left.
+        rows: the sizes of the dimensions of the tensor that the rows count through.
+        columns: the same of the columns.
+        tile: rows and columns of the tensor in a cell, at most.
         cells: a row of cells each; a cell is 0.0 where all is equal, the largest |a - b| in it otherwise, infinite
             where one of the two is not finite.
     """
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
-    sizes: tuple[tuple[int, ...], tuple[int, ...]]
     tile: tuple[int, int]
     cells: tuple[tuple[float, ...], ...]
-
-    @property
-    def is_even(self) -> bool:
-        """Whether every cell covers the same number of elements, so that none is cut off at an end."""
-        shape = len(self.cells), len(self.cells[0])
-        return all(
-            cells * tile == math.prod(sizes) for cells, tile, sizes in zip(shape, self.tile, self.sizes, strict=True)
-        )
 
 
 def picture_of(distances: NDArray[np.float64], mask: NDArray[Any], most: tuple[int, int] = (ROWS, COLUMNS)) -> Picture:
     """A grid of the largest differences, coarse enough for `most` cells.
 
-    A difference of size 0 (the sign of a zero) is shown as the smallest other one, or as `SIGN`. A tensor without
+    Rows are all dimensions but the last, or the last two where there are more and the last is shorter than `_NARROW`. A
+    difference of size 0 (the sign of a zero) is shown as the smallest other one, or as `SIGN`. A tensor without
     elements is one cell of 0.
 
     Args:
@@ -76,46 +69,20 @@ def picture_of(distances: NDArray[np.float64], mask: NDArray[Any], most: tuple[i
         mask: which elements differ; of the same shape.
         most: the most rows and the most columns of cells.
     """
-    split = _row_dimensions(distances.shape)
+    shape = distances.shape
+    split = max(len(shape) - (2 if len(shape) > 2 and shape[-1] < _NARROW else 1), 0)
     above = distances[mask & (distances > 0)]
     shown = np.where(mask, np.maximum(distances, float(above.min()) if len(above) else SIGN), 0.0)
-    sizes = distances.shape[:split] or (1,), distances.shape[split:] or (1,)
-    if not shown.size:
-        shown, sizes = np.zeros(1), ((1,), (1,))
-    grid = shown.reshape(math.prod(sizes[0]), math.prod(sizes[1]))
-    tile = (_tile_of(grid.shape[0], most[0]), _tile_of(grid.shape[1], most[1]))
+    rows, columns = (shape[:split] or (1,), shape[split:] or (1,)) if shown.size else ((1,), (1,))
+    grid = (shown if shown.size else np.zeros(1)).reshape(math.prod(rows), math.prod(columns))
+    tile = -(-grid.shape[0] // most[0]), -(-grid.shape[1] // most[1])
     for axis, size in enumerate(tile):
         grid = np.maximum.reduceat(grid, np.arange(0, grid.shape[axis], size), axis=axis)
-    cells = tuple(tuple(map(float, row)) for row in grid)
-    return Picture(tuple(range(split)), tuple(range(split, distances.ndim)), sizes, tile, cells)
-
-
-def _tile_of(size: int, room: int) -> int:
-    """Rows or columns of the tensor in each cell, so that `size` of them need at most `room` cells.
-
-    With n = ceil(size / room), the smallest divisor of `size` from n to below 2 n; else n.
-    """
-    least = -(-size // room)
-    return next((tile for tile in range(least, 2 * least) if size % tile == 0), least)
-
-
-def _row_dimensions(shape: tuple[int, ...]) -> int:
-    """How many leading dimensions become the rows of a picture: all but the last one.
-
-    All but the last two if there are three or more, and the last is shorter than `_NARROW`; 0 for fewer than two.
-    """
-    if len(shape) < 2:
-        return 0
-    if len(shape) > 2 and shape[-1] < _NARROW:
-        return len(shape) - 2
-    return len(shape) - 1
+    return Picture(rows, columns, tile, tuple(tuple(map(float, row)) for row in grid))
 
 
 # --- element by element
 
-
-MANTISSA = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
-"""Bits after the point that a number of a dtype has."""
 
 _LAST_BIN = 24
 _ROUNDINGS = 16
@@ -264,7 +231,7 @@ def _largest_differences(
 
 
 def ulp_bins(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> tuple[tuple[tuple[int, int], ...], str]:
-    """(bins, their dtype): how many finite elements differ by how many ULPs of the coarser dtype.
+    """(bins, their dtype): how many finite elements differ by how many ULPs of the smaller one, in the coarser dtype.
 
     Bins hold 1, 2, 3 to 4, 5 to 8 ULPs and so on, the last all above 2^23. Each is (the lowest number of ULPs in it,
     number of elements), ascending; empty ones are left out. ((), "") where either dtype is no float.
@@ -274,13 +241,14 @@ def ulp_bins(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> tuple
         b: tensor of run b.
         dtypes: what a and b were recorded as; bfloat16 comes as float32.
     """
-    if dtypes[0] not in MANTISSA or dtypes[1] not in MANTISSA:
+    if dtypes[0] not in ROUNDING or dtypes[1] not in ROUNDING:
         return (), ""
-    unit = min(dtypes, key=MANTISSA.__getitem__)
-    finite = np.isfinite(a) & np.isfinite(b)
-    steps = np.abs(_ordered_integers(a[finite], unit) - _ordered_integers(b[finite], unit))
-    steps = steps[steps > 0]
-    bins = np.minimum(np.ceil(np.log2(np.maximum(steps, 1))), _LAST_BIN).astype(np.int64)
+    unit, finite = max(dtypes, key=ROUNDING.__getitem__), np.isfinite(a) & np.isfinite(b)
+    one, two = (rounded(side[finite], unit) for side in (a, b))
+    with np.errstate(all="ignore"):
+        ulp = np.spacing(np.minimum(np.abs(one), np.abs(two))).astype(np.float64)
+        ulps = np.abs(one.astype(np.float64) - two) / (ulp * 2.0**16 if unit == "bfloat16" else ulp)
+        bins = np.minimum(np.ceil(np.log2(np.maximum(ulps[ulps > 0], 1))), _LAST_BIN).astype(np.int64)
     counts = np.bincount(bins, minlength=1)
     lowest = [1, *(2**power + 1 for power in range(_LAST_BIN))]
     return tuple((lowest[place], int(counts[place])) for place in np.flatnonzero(counts).tolist()), unit
@@ -292,26 +260,6 @@ def ulp_words(lowest: int) -> str:
         return str(lowest)
     highest = 2 * (lowest - 1)
     return f"over {lowest - 1:,}" if highest == 2**_LAST_BIN else f"{lowest:,} to {highest:,}"
-
-
-def _ordered_integers(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Values as integers in the same order, where neighbouring numbers of `dtype` differ by 1; both zeros are 0.
-
-    int64; of float64 long doubles.
-    """
-    bits: Any
-    top: int
-    if dtype == "bfloat16":
-        bits = rounded(values, dtype).view(np.uint32) >> np.uint32(16)
-        top = 15
-    else:
-        wide = {"float64": np.uint64, "float32": np.uint32, "float16": np.uint16}[dtype]
-        with np.errstate(over="ignore"):
-            bits = np.ascontiguousarray(values.astype(np.dtype(dtype))).view(np.dtype(wide))
-        top = 8 * np.dtype(wide).itemsize - 1
-    rest = (bits & bits.dtype.type((1 << top) - 1)).astype(np.int64)
-    ordered: NDArray[Any] = np.where(bits >> bits.dtype.type(top) != 0, -rest, rest)
-    return ordered.astype(np.longdouble) if dtype == "float64" else ordered
 
 
 def rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:
@@ -352,38 +300,25 @@ def where(mask: Mask) -> tuple[str, ...]:
     return (*clauses[:-1], f"{clauses[-1]}, every element there") if clauses else ()
 
 
-def _index_words(dim: int, shape: tuple[int, ...]) -> tuple[str, str, str]:
-    """What indices of a dimension are called: (one, several, which dimension): (`row`, `rows`, "")."""
-    if len(shape) == 1:
-        return "element", "elements", ""
-    if dim == len(shape) - 1:
-        return "column", "columns", ""
-    if dim == 0 and len(shape) == 2:
-        return "row", "rows", ""
-    return "index", "indices", f" of dimension {dim}"
-
-
 def _dimension_clause(dim: int, hit: NDArray[np.intp], shape: tuple[int, ...]) -> str:
     """Clause on the indices in one dimension at which anything differs; "" where it has no pattern.
 
-    Patterns are one index, a range, three or more at one distance, or at most `_MOST_LISTED` indices, which are listed.
+    Patterns are one index, a range, four or more at one distance, or at most `_MOST_LISTED` indices, which are listed.
 
     Args:
         dim: the dimension.
         hit: the indices, sorted.
         shape: of the tensor.
     """
-    one, several, of = _index_words(dim, shape)
     strides, at = set(np.diff(hit).tolist()), hit.tolist()
-    if not strides:
-        text = f"{one} {at[0]}{of} alone"
-    elif strides == {1}:
-        text = f"{several} {at[0]} to {at[-1]}{of}"
+    name = ("row", "column")[dim] + "s" * bool(strides) if len(shape) == 2 else f"dimension {dim} at"
+    if strides == {1}:
+        text = f"{at[0]} to {at[-1]}"
     elif len(strides) == 1 and len(at) > 3:
-        text = f"{several} {at[0]}, {at[1]}, ... {at[-1]}{of}"
+        text = f"{at[0]}, {at[1]}, ... {at[-1]}"
     else:
-        text = f"{several} {', '.join(map(str, at))}{of}" if len(at) <= _MOST_LISTED else ""
-    return text and f"{text} (of {shape[dim]:,})"
+        text = ", ".join(map(str, at)) if len(at) <= _MOST_LISTED else ""
+    return text and f"{name} {text} (of {shape[dim]:,})"
 
 
 # --- how one follows from the other
@@ -392,8 +327,7 @@ def _dimension_clause(dim: int, hit: NDArray[np.intp], shape: tuple[int, ...]) -
 def relation(a: NDArray[Any], b: NDArray[Any], mask: Mask, unit: str = "") -> tuple[str, ...]:
     """Clauses on how b follows from a, each true of all elements that differ or of the whole tensors.
 
-    () where none holds, and for complex numbers. Where elements are NaN or infinite in one alone, only that is said;
-    the clause on rounding, only where no other holds.
+    () where none holds, and for complex numbers; the clause on rounding, only where no other holds.
 
     Args:
         a: tensor of run a.
@@ -401,63 +335,30 @@ def relation(a: NDArray[Any], b: NDArray[Any], mask: Mask, unit: str = "") -> tu
         mask: which elements differ.
         unit: dtype whose roundings are counted; "" for none.
     """
-    one, two = a[mask], b[mask]
     if a.dtype.kind not in "biuf" or b.dtype.kind not in "biuf":
         return ()
-    one, two = one.astype(np.float64), two.astype(np.float64)
-    infinite = _nonfinite_clause(one, two)
-    if infinite:
-        return (infinite,)
-    clauses = (
-        _constant_clause(one, two),
-        _proportion_clause(one, two, a.dtype),
-        _precision_clause(a, b),
-        _order_clause(a, b),
-    )
-    return tuple(filter(None, clauses)) or _rounding_clause(a, b, one, two, unit)
-
-
-def _nonfinite_clause(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
-    """Clause such as `a is NaN in 3 of them`, for elements that are NaN (infinite) in one run and not in the other.
-
-    Elements are taken one by one: a tensor with NaNs in both runs has a clause too, if they are at different places. ""
-    if there are none.
-
-    Args:
-        one: the differing elements of a.
-        two: the same elements of b.
-    """
-    clauses = []
-    for name, side, other in (("a", one, two), ("b", two, one)):
-        for word, test in (("NaN", np.isnan), ("infinite", np.isinf)):
-            number = int((test(side) & ~test(other)).sum())
-            if number:
-                some = "in all of them" if number == len(side) else f"in {number:,} of them"
-                clauses.append(f"{name} is {word} {'there' if len(side) == 1 else some}")
-    return "; ".join(clauses)
+    one, two = a[mask].astype(np.float64), b[mask].astype(np.float64)
+    with np.errstate(all="ignore"):
+        clauses = (
+            _constant_clause(one, two),
+            _proportion_clause(one, two, a.dtype),
+            _precision_clause(a, b),
+            _order_clause(a, b),
+        )
+        return tuple(filter(None, clauses)) or _rounding_clause(a, b, one, two, unit)
 
 
 def _constant_clause(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
-    """Clause where all pairs are equal numbers (only signs of zeros differ), or one tensor alone is constant; else "".
-
-    Args:
-        one: the differing elements of a.
-        two: the same of b.
-    """
-    if (one == two).all():
-        return "only the signs of zeros differ"
-    clauses = []
-    for name, side, other in (("a", one, two), ("b", two, one)):
-        if len(side) > 1 and (side == side[0]).all() and not (other == other[0]).all():
-            clauses.append(f"{name} is {side[0] + 0.0:.6g} in all of them")
-    return "; ".join(clauses)
+    """Clause where one of the two alone has one value (0, NaN) in all of two or more elements that differ; else ""."""
+    alike = [len(np.unique(side)) == 1 for side in (one, two)]
+    name, side = ("a", one) if alike[0] else ("b", two)
+    return f"{name} is {side[0] + 0.0:.6g} in all of them" if alike[0] != alike[1] else ""
 
 
 def _proportion_clause(one: NDArray[np.float64], two: NDArray[np.float64], dtype: np.dtype[Any]) -> str:
     """Clause where every element of b is one factor times that of a, to 4 roundings of `dtype`; "" otherwise.
 
-    "" for fewer than 4 elements or 3 values of a, where a has a zero (unless b is -a), or the factor is 1 to 64
-    roundings.
+    "" for fewer than 4 elements or 3 values of a, and where the factor is 0, or 1 to 64 roundings.
 
     Args:
         one: the differing elements of a.
@@ -467,14 +368,9 @@ def _proportion_clause(one: NDArray[np.float64], two: NDArray[np.float64], dtype
     if len(one) < 4 or len(np.unique(one)) < 3:
         return ""
     tiny = float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-52
-    if (two == -one).all():
-        return "b is -a"
-    nonzero = np.abs(one) > 0
-    if nonzero.all():
-        factor = float(np.median(two / one))
-        if factor and abs(factor - 1) > 64 * tiny and (np.abs(two - factor * one) <= 4 * tiny * np.abs(two)).all():
-            return f"b is {factor:.7g} times a"
-    return ""
+    factor = float(np.median((two / one)[one != 0]))
+    fits = (np.abs(two - factor * one) <= 4 * tiny * np.abs(two)).all()
+    return f"b is {factor:.7g} times a" if factor and fits and abs(factor - 1) > 64 * tiny else ""
 
 
 def _precision_clause(a: NDArray[Any], b: NDArray[Any]) -> str:
@@ -483,10 +379,9 @@ def _precision_clause(a: NDArray[Any], b: NDArray[Any]) -> str:
     Whole tensors are compared, not only elements that differ.
     """
     for name in ("bfloat16", "float16") if a.dtype == b.dtype == np.float32 else ():
-        if not differing(rounded(a, name), b).any():
-            return f"b is a rounded to {name}"
-        if not differing(rounded(b, name), a).any():
-            return f"a is b rounded to {name}"
+        for fine, coarse, which in ((a, b, "b is a"), (b, a, "a is b")):
+            if not differing(rounded(fine, name), coarse).any():
+                return f"{which} rounded to {name}"
     return ""
 
 
@@ -502,14 +397,11 @@ def _rounding_clause(
         two: the same of b.
         unit: dtype of the ULPs; () where it is no float.
     """
-    if unit not in MANTISSA:
-        return ()
     size = max(float(np.abs(side[np.isfinite(side)]).max(initial=0.0)) for side in (a, b))
-    step = float(np.ldexp(1.0, int(np.frexp(size)[1]) - 1 - MANTISSA[unit]))
+    step = 2.0 ** (int(np.frexp(size)[1]) - 1) * 2 * ROUNDING.get(unit, 0.0)
     ulps = float(np.abs(one - two).max()) / step if step else np.inf
-    if ulps > _ROUNDINGS:
-        return ()
-    return (f"no difference is larger than {ulps:.2g} ULPs of the largest element, as where only rounding differs",)
+    said = f"no difference is larger than {ulps:.2g} ULPs of the largest element, as where only rounding differs"
+    return (said,) if ulps <= _ROUNDINGS else ()
 
 
 def _order_clause(a: NDArray[Any], b: NDArray[Any]) -> str:
@@ -517,9 +409,8 @@ def _order_clause(a: NDArray[Any], b: NDArray[Any]) -> str:
 
     "" for fewer than 4 elements or 3 values, with NaNs, or for two dtypes.
     """
-    if a.size < 4 or a.dtype != b.dtype or not np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None)):
-        return ""
-    if len(np.unique(a)) < 3:
+    ordered = a.dtype == b.dtype and np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None))
+    if a.size < 4 or not ordered or len(np.unique(a)) < 3:
         return ""
     turned = a.ndim == 2 and np.array_equal(a.T, b)
     return "b is a transposed" if turned else "b holds the values of a in another order"

@@ -6,7 +6,9 @@ begins a group. Under a tolerance, each run is within it of the group's first ru
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.diff import compare_runs
@@ -76,19 +78,18 @@ def group_runs(
         StoreError: a store turns out to be damaged.
         UsageError: a run is named twice, or the options mean nothing for these runs.
     """
-    paths = [str(run.path) for run in runs]
-    twice = next((path for place, path in enumerate(paths) if path in paths[:place]), None)
+    twice = next((path for path, times in Counter(str(run.path) for run in runs).items() if times > 1), None)
     if twice is not None:
         raise UsageError(f"{twice} is named twice: give each run once.")
     groups: list[list[Run]] = []
-    results: dict[tuple[str, str], DiffResult] = {}
+    verdicts = set[Verdict]()
 
+    @cache
     def compared(a: Run, b: Run) -> DiffResult:
         """The answer for two runs; each pair is compared once."""
-        key = str(a.path), str(b.path)
-        if key not in results:
-            results[key] = compare_runs(a, b, options, noise, work)
-        return results[key]
+        result = compare_runs(a, b, options, noise, work)
+        verdicts.add(result.verdict)
+        return result
 
     for run in runs:
         home = next((group for group in groups if compared(group[0], run).verdict is Verdict.SAME), None)
@@ -97,39 +98,21 @@ def group_runs(
         else:
             home.append(run)
     groups.sort(key=lambda group: -len(group))  # stable: of equal size, the one that was named first
-    head = groups[0][0]
-    differences = []
+    head, differences = groups[0][0], list[GroupDifference]()
     for group in groups[1:]:
         result = compared(head, group[0])
         step = result.first.step if result.first is not None and result.subject == "runs" else None
         verdict = Verdict.DIVERGED if result.verdict is Verdict.DIVERGED else Verdict.UNDECIDED
         differences.append(GroupDifference(str(head.path), str(group[0].path), verdict, step, result.sentence))
-    named = tuple(tuple(str(run.path) for run in group) for group in groups)
-    verdicts = {difference.verdict for difference in differences}
-    worst = next((verdict for verdict in (Verdict.DIVERGED, Verdict.UNDECIDED) if verdict in verdicts), Verdict.SAME)
-    decided = all(result.verdict is not Verdict.UNDECIDED for result in results.values())
-    return Groups(worst, _sentence(named, differences, decided=decided), named, tuple(differences))
-
-
-def _sentence(groups: Sequence[Sequence[str]], differences: Sequence[GroupDifference], *, decided: bool) -> str:
-    """The answer in words.
-
-    Args:
-        groups: paths of runs, the largest group first.
-        differences: of each other group, how it differs from the first.
-        decided: False where the answer for any two runs was undecided.
-    """
-    total = sum(map(len, groups))
-    if not differences:
-        return f"All {total} runs have the same numbers."
-    if len(groups) == 2 and len(groups[1]) == 1 and total > 2:
-        odd, difference = groups[1][0], differences[0]
-        if difference.verdict is Verdict.UNDECIDED:
-            return f"{total - 1} of {total} runs have the same numbers; whether {odd} has them could not be told."
-        how = "differs" if difference.step is None else f"diverges at step {difference.step}"
-        return f"{odd} is the odd one out: it {how}; the other {total - 1} runs agree."
-    if total == len(groups):
-        none = f"None of the {total} runs is known to agree with another."
-        return f"All {total} runs differ from each other." if decided else none
+    worst = min((difference.verdict for difference in differences), default=Verdict.SAME)  # in the order of letters
     sizes = listed([count(len(group), "run") for group in groups])
-    return f"The {total} runs form {len(groups)} groups with the same numbers: {sizes}."
+    sentence = f"The {len(runs)} runs form {len(groups)} groups with the same numbers: {sizes}"
+    sentence += ", as far as could be told." if Verdict.UNDECIDED in verdicts else "."
+    if not differences:
+        sentence = f"All {len(runs)} runs have the same numbers."
+    elif [len(group) for group in groups] == [len(runs) - 1, 1] and len(runs) > 2 and worst is Verdict.DIVERGED:
+        step = differences[0].step
+        how = "differs" if step is None else f"diverges at step {step}"
+        sentence = f"{groups[1][0].path} is the odd one out: it {how}; the other {len(runs) - 1} runs agree."
+    named = tuple(tuple(str(run.path) for run in group) for group in groups)
+    return Groups(worst, sentence, named, tuple(differences))

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.result import RESOLUTION, Size
-from introspect_cli.derived import l2_norm, scale_between
+from introspect_cli.derived import ROUNDING, l2_norm, scale_between
 from introspect_cli.records import Joined, Layout, Status, Summary
 
 if TYPE_CHECKING:
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
-
-ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Unit roundoff by dtype: half the distance from 1 to the next number; Higham, Accuracy and Stability, 2.1."""
 
 _NOT_FINITE = ("nans", "posinfs", "neginfs")
 _EXACT = 1e-5
@@ -323,32 +320,17 @@ def size_of(
     unit = ROUNDING.get(a.layout.dtype)
     if unit is None:
         return Size.MORE  # of integers and the like, nothing is rounded
+    if has_nonfinite(a.stats) or has_nonfinite(b.stats):
+        return Size.MORE
     if rel is None:
-        return Size.MORE if has_nonfinite(a.stats) or has_nonfinite(b.stats) else None
+        return None
     bound = min(_SAFETY_FACTOR * max(terms, _MIN_TERMS) ** 0.5 * unit, _MAX_BOUND)
     if rel > bound or (scale is not None and rel > LEAST_BOUND * unit):
         return Size.MORE
-    if not (a.stats and b.stats):
+    one, two = moments(a), moments(b)
+    if one is None or two is None:
         return None
-    return Size.ROUNDING if _statistics_agree(a.stats, b.stats, bound) else Size.MORE
-
-
-def _statistics_agree(a: Mapping[str, float], b: Mapping[str, float], tolerance: float) -> bool:
-    """Whether minimum, maximum and mean are on record and as close as `tolerance`, and neither tensor has NaN or inf.
-
-    Minima and maxima are compared relative to the larger absolute value of the two, means relative to the larger mean
-    absolute value.
-    """
-    if has_nonfinite(a) or has_nonfinite(b):
-        return False
-    spread = max(abs(a.get("amean", 0.0)), abs(b.get("amean", 0.0)))
-    for name in ("min", "max", "mean"):
-        one, two = a.get(name), b.get(name)
-        if one is None or two is None:
-            return False
-        if abs(one - two) > tolerance * (spread if name == "mean" else max(abs(one), abs(two))):
-            return False
-    return True
+    return Size.ROUNDING if moments_agree(one, two, bound) else Size.MORE
 
 
 def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> float | None:
@@ -436,12 +418,13 @@ def straight_line(one: Moments | None, two: Moments | None) -> tuple[float, floa
 def moments_agree(one: Moments, two: Moments, close: float) -> bool:
     """Whether the moments of two values of one size agree.
 
-    Extrema and means to `close` times the root mean square; mean squares to 2 `close`, relative to the larger.
+    Extrema to `close` times the largest of them, means to `close` times the root mean square; mean squares to 2
+    `close`, relative to the larger.
     """
     size = (max(one.squares, two.squares) / one.numel) ** 0.5
     ends = max(abs(one.low - two.low), abs(one.high - two.high))
     return (
-        ends <= close * size
+        ends <= close * max(size, abs(one.low), abs(one.high))
         and abs(one.total - two.total) <= close * size * one.numel
         and abs(one.squares - two.squares) <= 2 * close * max(one.squares, two.squares)
     )

@@ -61,7 +61,6 @@ import numpy as np
 from introspect_cli.compare.ledger import At
 from introspect_cli.compare.measure import (
     LEAST_BOUND,
-    ROUNDING,
     Floats,
     Ids,
     Layouts,
@@ -98,6 +97,7 @@ from introspect_cli.compare.table import (
 )
 from introspect_cli.compare.watched import STATE_KINDS, is_list, is_ordered, stopped_within
 from introspect_cli.compare.wholes import autocasts
+from introspect_cli.derived import ROUNDING
 from introspect_cli.records import Joined, Kind, Phase, Status
 from introspect_cli.texts import count
 

@@ -27,25 +27,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.ledger import BEGUN, At, BatchValues, Tensor, ledgers, tensor_of
+from introspect_cli.compare.ledger import BEGUN, At, BatchValues, States, Tensor, ledgers, tensor_of
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.result import Part, Restored, Resumption
 from introspect_cli.compare.say import key_of, some
 from introspect_cli.compare.settings.beginning import DOCUMENT
-from introspect_cli.compare.table import ONLY_A, ONLY_B, OTHER, WITHIN, Alignment, kind_code
+from introspect_cli.compare.table import ONLY_A, ONLY_B, WITHIN, Alignment, kind_code
 from introspect_cli.compare.watched import STATE_KINDS, observed_kinds
-from introspect_cli.labels import Label, Labels, label_text, step_words
+from introspect_cli.labels import Label, Labels, step_words
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
 from introspect_cli.store.batch import StepBatch, prepend_rows
-from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -223,16 +222,9 @@ class ResumePoint:
     there: At
     sign: str = ""
 
-    @property
-    def whole(self) -> str:
-        """`a` or `b`, the run that was not resumed."""
-        return OTHER[self.late]
-
     def watches(self, kind: Kind) -> bool:
         """Whether both captures were told to record a kind; a manifest that does not say counts as all."""
         return all(kind.value in (observed_kinds(manifest) or {kind.value}) for manifest in self.sides.manifests)
-
-    # --- steps
 
     @property
     def firsts(self) -> tuple[At, At]:
@@ -249,43 +241,62 @@ class ResumePoint:
             if late.recorded and whole.recorded:
                 yield late, whole
 
-    def since(self, late: At, whole: At) -> str:
-        """`from step 7 on`, in a's numbering; "" where `late` is the resumed run's first step.
+    @cached_property
+    def had(self) -> dict[Tensor, int]:
+        """Checksums that the other run had when the corresponding step began; empty where none are on record.
+
+        A tensor has its last one of the first step and the `MAX_STEPS` steps before. If the step before is not on
+        record, the start values of this step are all.
+        """
+        reader, before = self.there.reader, self.there.step - 1
+        if before not in reader:
+            return self.there.tensors(Phase.START)
+        every = reader.entries["step"].tolist()
+        steps = [step for step in every if step == every[0] or before - MAX_STEPS < step <= before]
+        *_, (_, ledger) = ledgers(reader, self.there.sites, steps)  # all are one, as it is at the end
+        return {tensor: int(value) for tensor, value in zip(ledger.tensors, ledger.checksum, strict=True) if value}
+
+    def both(self, late: object, whole: object) -> str:
+        """A value of the resumed run and one of the other, `1 -> 2` from a to b, numbers to six digits."""
+        values = (whole, late) if self.late == "b" else (late, whole)
+        return " -> ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in values)
+
+    def part(
+        self,
+        name: str,
+        steps: Iterable[tuple[At, At]],
+        read: Callable[[At], Mapping[Any, Any]],
+        *,
+        once: bool = False,
+        matters: bool = True,
+    ) -> Part:
+        """A part of a checkpoint, by what both runs have of it: NO at the first step in which any of it differs.
+
+        YES if all is equal, UNSEEN where neither run has a value that the other has.
 
         Args:
-            late: a step of the resumed run.
-            whole: the corresponding step of the other run.
+            name: what the part is called.
+            steps: pairs of corresponding steps.
+            read: gives what a step has of the part, by (..., FQN, path).
+            once: whether the first step in which both have any decides.
+            matters: whether anything may rest on it where it was not seen.
         """
-        step = whole.step if self.late == "b" else late.step
-        return "" if late.step == self.begins.step else f"from step {step} on"
-
-    # --- what either had when that step began
-
-    @cached_property
-    def had(self) -> dict[Tensor, int] | None:
-        """Checksums that the other run had when the corresponding step began; None where none are on record.
-
-        A tensor has its last one of the recorded steps just before (`MAX_STEPS` at most), else, if no optimizer steps
-        it, that of the first step. If the step before is not on record, the start values of this step are all.
-        """
-        reader, there, stepped = self.there.reader, self.there, self.there.recorded_in(Phase.OPTIMIZER)
-        if not there.to(self.there.step - 1).recorded:
-            return dict(there.tensors(Phase.START)) or None
-        begun = At.first(reader, there.sites).tensors(Phase.START)
-        had = {tensor: value for tensor, value in begun.items() if tensor not in stepped}
-        steps = [
-            *takewhile(reader.__contains__, range(self.there.step - 1, max(self.there.step - MAX_STEPS, 0) - 1, -1))
-        ]
-        for _, ledger in [*ledgers(reader, there.sites, steps[::-1])][-1:]:  # all are one, as it is at the end
-            values = zip(ledger.tensors, ledger.checksum.tolist(), strict=True)
-            had |= {tensor: value for tensor, value in values if value}
-        return had
-
-    # --- words
-
-    def both(self, late: str, whole: str) -> str:
-        """A value of the resumed run and one of the other, `1 -> 2` from a to b; one where they are equal."""
-        return " -> ".join(dict.fromkeys((whole, late) if self.late == "b" else (late, whole)))
+        seen, both = 0, set[Any]()
+        for sides in steps:
+            late, whole = map(read, sides)
+            names = late.keys() & whole.keys()
+            seen, both = seen + bool(names), names or both
+            if differ := sorted(of for of in names if late[of] != whole[of]):
+                named = [f"{key_of(path)} of {fqn}" if path else fqn for *_, fqn, path in differ]
+                text = f"{len(differ)} of {len(both)} differ, {some(named, 2)}"
+                if isinstance(value := late[differ[0]], float):
+                    text = f"{named[0]} {self.both(value, whole[differ[0]])}"
+                since = f" from step {sides[self.late == 'b'].step} on" if sides[0].step != self.begins.step else ""
+                return Part(name, Restored.NO, text + since)
+            if once and seen:
+                break
+        text = f"{len(both)} equal{f' in {seen} steps' * (seen > 1)}" if seen else ""
+        return Part(name, Restored.YES if seen else Restored.UNSEEN, text, matters or bool(seen))
 
 
 def _first_steps(sides: Sides) -> tuple[At, At]:
@@ -333,27 +344,23 @@ def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
         sides: both runs.
         by_labels: what `offset_by_labels` gives; 0 for none.
     """
-    a, b = sides.a, sides.b
     if by_labels:
-        return by_labels, (
-            f"Steps with the same global_step are compared, step {max(by_labels, 0)} of a with step "
-            f"{max(-by_labels, 0)} of b (--offset {by_labels}): one of the runs counts on from a checkpoint."
-        )
-    if not len(a) or not len(b) or a.entry(0).digest == b.entry(0).digest:
+        steps = f"step {max(by_labels, 0)} of a is compared with step {max(-by_labels, 0)} of b (--offset {by_labels})"
+        return by_labels, f"Steps with the same global_step are compared: {steps}."
+    if not len(sides.a) or not len(sides.b) or sides.a.entry(0).digest == sides.b.entry(0).digest:
         return 0, ""
     firsts = _first_steps(sides)
     for late, whole, (other, begins) in (("b", "a", firsts), ("a", "b", firsts[::-1])):
         step, trained = _begins_after(begins, other)
         if step in {None, begins.step}:
             continue
-        decided, offset = trained or bool(_read_more(sides, late)), (step - begins.step) * (1 if late == "b" else -1)
-        after = step_words(step - 1, other.reader.labels.get(step - 1, {}))
-        what, alone = ("what", "") if decided else ("the parameters that", ", and nothing else says that it is resumed")
-        return offset * decided, (
-            f"Run {late} begins with {what} run {whole} has after {after}{alone}: "
-            f"step {begins.step} of {late} is {'' if decided else 'not '}compared with step {step} of {whole} "
-            f"(--offset {offset})."
-        )
+        offset = (step - begins.step) * (1 if late == "b" else -1)
+        after = f"run {whole} has after {step_words(step - 1, other.reader.labels.get(step - 1, {}))}"
+        compared = f"step {begins.step} of {late} is compared with step {step} of {whole} (--offset {offset})"
+        if trained or _read_more(sides, late):
+            return offset, f"Run {late} begins with what {after}: {compared}."
+        alone = f"Run {late} begins with the parameters that {after}, and nothing else says that it is resumed"
+        return 0, f"{alone} (--offset {offset} compares these steps)."
     return 0, ""
 
 
@@ -471,6 +478,8 @@ RATES = "learning rates and schedulers"
 PLACE = "place in the data"
 _AVERAGE_CLASSES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverage")
 """Classes of models that hold a moving average of another."""
+_MAX_LATER_STEPS = 8
+"""Steps in which a generator is looked for."""
 
 
 def resumption_of(resume: ResumePoint, *, is_cut: bool) -> Resumption:
@@ -482,105 +491,57 @@ def resumption_of(resume: ResumePoint, *, is_cut: bool) -> Resumption:
         resume: which run goes on from which.
         is_cut: whether ranks or calls are put together, so that a batch of one run need not be one of the other.
     """
-    where = place(resume)
+    where = _place(resume)
     if is_cut and where.state is not Restored.YES:
         where = Part(PLACE, Restored.UNSEEN, "a batch is cut differently")
     parts = (
-        *(tensors(resume, kind) for kind in STATE_KINDS),
-        numbers(resume, RATES, resume.steps()),
-        numbers(resume, "scaler", [resume.firsts]),
-        *random(resume),
+        *(_tensors(resume, kind) for kind in STATE_KINDS),
+        resume.part(RATES, resume.steps(), lambda at: _numbers(at, lambda of: of[1].endswith("['lr']"))),
+        resume.part("scaler", [resume.firsts], lambda at: _numbers(at, lambda of: of[0] == SCALER), matters=False),
+        *_random(resume),
         where,
-        counters(resume),
-        copies(resume),
+        resume.part("counters", [resume.firsts], _counters)._replace(matters=False),
+        # other copies differ once anything that they are made of does
+        resume.part("averaged copies", _while_equal(resume), _copies, once=True, matters=False),
     )
     return Resumption(resume.late, resume.there.step, resume.begins.step, resume.sign, parts)
-
-
-class Held(NamedTuple):
-    """What both runs have of a part in one step: the first in which any of it differs, else the last with any.
-
-    Attributes:
-        steps: in how many steps up to there both have any.
-        both: how many values both have.
-        differ: names of those that differ, sorted.
-        late: all values of the resumed run, by name.
-        whole: those of the other run.
-        since: `from step 7 on`; "" in the first step.
-    """
-
-    steps: int = 0
-    both: int = 0
-    differ: Sequence[Any] = ()
-    late: Mapping[Any, Any] = {}
-    whole: Mapping[Any, Any] = {}
-    since: str = ""
-
-
-def held(resume: ResumePoint, steps: Iterable[tuple[At, At]], read: Callable[[At], Mapping[Any, Any]]) -> Held:
-    """What both runs have of a part, in pairs of corresponding steps, as `read` gives it by name of each step."""
-    found = Held()
-    for sides in steps:
-        late, whole = map(read, sides)
-        both = late.keys() & whole.keys()
-        differ = sorted(name for name in both if late[name] != whole[name])
-        if both:
-            found = Held(found.steps + 1, len(both), differ, late, whole, resume.since(*sides))
-        if differ:
-            break
-    return found
-
-
-def _state_of(found: Held) -> Restored:
-    """UNSEEN where neither run has a value that the other has, NO where any differs."""
-    return Restored.NO if found.differ else Restored.YES if found.steps else Restored.UNSEEN
 
 
 def holds_part(site: Site, part: Part) -> bool:
     """Whether a record is of this part of a checkpoint: its generator's start state, a batch, or an optimizer state."""
     if site.kind is Kind.RNG:
         return site.phase is Phase.START and part.generator == generator_of(site)
-    if site.kind is Kind.BATCH:
-        return part.part == PLACE
-    return site.kind is Kind.OPTIMIZER_STATE and part.part == site.kind.several
+    return part.part == {Kind.BATCH: PLACE, Kind.OPTIMIZER_STATE: Kind.OPTIMIZER_STATE.several}.get(site.kind)
 
 
-# --- tensors
+def _tensors(resume: ResumePoint, kind: Kind) -> Part:
+    """Part: parameters, buffers or optimizer states, but for averaged and evaluation copies.
 
-
-def tensors(resume: ResumePoint, kind: Kind) -> Part:
-    """Part: parameters, buffers or optimizer states.
-
-    YES if all that both have are equal, NO if any differs. Of states, one that a run lacks differs; but if the resumed
-    run begins without any and they are equal after its first step, UNSEEN. UNSEEN too where there is nothing to
-    compare. Averaged and evaluation copies are left out.
+    Of states, one that a run lacks differs; but if the resumed run begins without any and they are equal after its
+    first step, UNSEEN.
 
     Args:
         resume: which run goes on from which.
         kind: PARAM, BUFFER or OPTIMIZER_STATE.
     """
-    name, is_state = kind.several, kind is Kind.OPTIMIZER_STATE
     if not resume.watches(kind):
-        return Part(name, Restored.UNSEEN)
-    if resume.had is None:
-        return Part(name, Restored.UNSEEN, f"step {resume.there.step - 1} of {resume.whole} is not on record")
+        return Part(kind.several, Restored.UNSEEN)
     began, there = (_of_kind(values, kind) for values in (resume.begins.tensors(Phase.START), resume.had))
-    # a state that is recorded as its optimizer first steps was not seen as this step began
-    unseen_yet = resume.begins.recorded_in(Phase.START) - began.keys() if is_state else there.keys() ^ began.keys()
-    both = (there.keys() | began.keys()) - unseen_yet
-    if not both:
-        return Part(name, Restored.UNSEEN, "none on record", matters=False)
-    differ = sorted(tensor for tensor in both if began.get(tensor) != there.get(tensor))
-    if not differ:
-        return Part(name, Restored.YES, f"all {len(both)}")
-    late, whole = (steps_counted(side, Phase.OPTIMIZER) for side in resume.firsts)
-    if is_state and None not in {late, whole} and late != whole:
-        return Part(name, Restored.NO, f"step {resume.both(f'{late:g}', f'{whole:g}')}")
-    left = [_of_kind(side.tensors(Phase.OPTIMIZER), kind) for side in resume.firsts]
-    if not began and left[0] and left[0] == left[1]:  # it was there and nobody looked
-        return Part(name, Restored.UNSEEN, f"not as {resume.late} begins, equal after its first step")
-    named = some([f"{key_of(path)} of {fqn}" if path else fqn for _, fqn, path in differ], 2)
-    return Part(name, Restored.NO, f"{len(differ)} of {len(both)} differ, {named}")
+    if kind is Kind.OPTIMIZER_STATE:
+        # a state that is recorded as its optimizer first steps was not seen as this step began
+        both = (there.keys() | began.keys()) - (resume.begins.recorded_in(Phase.START) - began.keys())
+        began, there = ({of: of_run.get(of, 0) for of in both} for of_run in (began, there))
+    part = resume.part(
+        kind.several, [resume.firsts], lambda at: began if at is resume.begins else there, matters=not resume.had
+    )
+    if kind is Kind.OPTIMIZER_STATE and part.state is Restored.NO:
+        late, whole = (steps_counted(side, Phase.OPTIMIZER) for side in resume.firsts)
+        if None not in {late, whole} and late != whole:
+            return part._replace(text=f"step {resume.both(late, whole)}")
+        left = [_of_kind(side.tensors(Phase.OPTIMIZER), kind) for side in resume.firsts]
+        if not any(began.values()) and left[0] and left[0] == left[1]:  # it was there and nobody looked
+            return Part(part.part, Restored.UNSEEN, f"not as {resume.late} begins, equal after its first step")
+    return part
 
 
 def _of_kind(values: Mapping[Tensor, int], kind: Kind) -> dict[Tensor, int]:
@@ -588,22 +549,25 @@ def _of_kind(values: Mapping[Tensor, int], kind: Kind) -> dict[Tensor, int]:
     return {tensor: value for tensor, value in values.items() if tensor[0] == kind_code(kind) and not _is_copy(tensor)}
 
 
-def copies(resume: ResumePoint) -> Part:
-    """Part: averaged copies of models (EMA), by the first common step in which both runs have any.
+def _numbers(at: At, wanted: Callable[[tuple[str, str]], bool]) -> dict[tuple[str, str], float]:
+    """Numbers among the settings of optimizers and scalers in a step, by those (name, path) that are wanted."""
+    every = at.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
+    return {of: value for of, value in every if value is not None and wanted(of)}
 
-    Looked for as long as all else agrees after each step; UNSEEN where none is on record by then.
-    """
-    found, name = Held(), "averaged copies"
+
+def _counters(at: At) -> dict[tuple[str, str], Label]:
+    """The labels `global_step` and `epoch` of a step; nothing rests on them."""
+    labels = at.reader.labels.get(at.step, {})
+    return {(name, ""): labels[name] for name in ("global_step", "epoch") if name in labels}
+
+
+def _while_equal(resume: ResumePoint) -> Iterator[tuple[At, At]]:
+    """Pairs of corresponding steps up to the first that leaves something else than a copy different."""
     for sides in resume.steps():
-        found = held(resume, [sides], _copies)
+        yield sides
         ends = [{of: v for of, v in at.tensors(Phase.OPTIMIZER).items() if not _is_copy(of)} for at in sides]
-        if found.steps or ends[0] != ends[1]:
-            break
-    state = _state_of(found)
-    if state is Restored.UNSEEN:
-        return Part(name, state, "none on record before the parameters differ", matters=False)
-    text = f"{len(found.differ)} of {found.both} differ, {found.differ[0][1]}" if found.differ else f"all {found.both}"
-    return Part(name, state, text)
+        if ends[0] != ends[1]:
+            return
 
 
 def _copies(at: At) -> dict[Tensor, int]:
@@ -620,128 +584,72 @@ def _is_copy(tensor: Tensor) -> bool:
     return EVALUATED in root or root.startswith(_AVERAGE_CLASSES)
 
 
-# --- settings and counters
-
-
-def numbers(resume: ResumePoint, name: str, steps: Iterable[tuple[At, At]]) -> Part:
-    """Part: learning rates (`RATES`), else those of the scaler; NO at the first step in which any differs."""
-
-    def read(at: At) -> dict[tuple[str, str], float]:
-        """The numbers that count, by optimizer and path."""
-        every = at.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
-        wanted = ((of, value) for of, value in every if (of[1].endswith("['lr']") if is_rate else of[0] == SCALER))
-        return {of: value for of, value in wanted if value is not None}
-
-    is_rate = name == RATES
-    found = held(resume, steps, read)
-    if not found.differ:
-        text = f"equal in {count(found.steps, 'step')}" if found.steps else "" if is_rate else "none on record"
-        return Part(name, _state_of(found), text, matters=is_rate or bool(found.steps))
-    first = found.differ[0]
-    values = resume.both(f"{found.late[first]:.6g}", f"{found.whole[first]:.6g}")
-    return Part(name, Restored.NO, f"{key_of(first[1])} {values} {found.since}".rstrip())
-
-
-def counters(resume: ResumePoint) -> Part:
-    """Part: the labels `global_step`, `epoch` and `batch` of the first common step, where both runs have them.
-
-    YES if all are equal, UNSEEN for none. `batch` only where both accumulate alike. Nothing rests on it.
-    """
-
-    def read(at: At) -> dict[tuple[str, Label | None], str]:
-        """Labels by name; of batches, with how many are accumulated."""
-        labels = at.reader.labels.get(at.step, {})
-        named = {"global_step": None, "epoch": None, "batch": labels.get("accumulation")}
-        return {(name, of): label_text(labels[name]) for name, of in named.items() if name in labels}
-
-    found = held(resume, [resume.firsts], read)
-    both = [(name, of, found.whole[name]) for name, of in found.late.items() if name in found.whole]
-    text = ", ".join(f"{name[0]} {resume.both(one, two)}" for name, one, two in both)
-    return Part("counters", _state_of(found), text, matters=False)
-
-
-# --- random states
-
-
-_MAX_LATER_STEPS = 8
-"""Steps in which a generator is looked for."""
-
-
-def random(resume: ResumePoint) -> list[Part]:
+def _random(resume: ResumePoint) -> list[Part]:
     """Parts: the random state of each generator that either run has on record at the start of its first common step.
 
-    A state that differs does not matter where neither run drew from it in the steps compared. One part, UNSEEN, where
-    either capture did not record random states.
+    One part, UNSEEN, where either capture did not record random states.
     """
     if not resume.watches(Kind.RNG):
         return [Part("random states", Restored.UNSEEN)]
-    firsts, *_, lasts = resume.firsts, *resume.steps()
-    begun = {name for side in firsts for name, states in side.random_states().items() if BEGUN in states}
-    parts = []
-    for name in sorted(begun):
-        state, text = _restored(resume, name)
-        ends = [[side.random_states().get(name, {}) for side in sides] for sides in (firsts, lasts)]
-        # no draw is on record in the first step and in the last, and both begin with one state
-        unused = state is Restored.NO and firsts[0].step != lasts[0].step
-        unused = unused and ends[0] == ends[1] and all(states.keys() == {BEGUN} for states in ends[0])
-        text = "nothing drew from it in the steps compared" if unused else text
-        parts.append(Part(f"random state of {name}", state, text, matters=not unused, generator=name))
-    return parts
+    *_, lasts = resume.firsts, *resume.steps()
+    begun = {of for at in resume.firsts for of, states in at.random_states().items() if BEGUN in states}
+    return [
+        _random_state(resume, name, lasts)._replace(part=f"random state of {name}", generator=name)
+        for name in sorted(begun)
+    ]
 
 
-def _restored(resume: ResumePoint, name: str) -> tuple[Restored, str]:
-    """Whether a generator's state was restored, and a remark: by its start states, else by a later common record.
+def _random_state(resume: ResumePoint, name: str, lasts: tuple[At, At]) -> Part:
+    """Part: a generator's state. Of states that differ at the start, the first later ones that both have decide.
 
-    Later records are its draws in the first common step, else its start states in the `_MAX_LATER_STEPS` steps after
-    that; the first that both have decides. UNSEEN where only one run has it on record, or had drawn from it, or none
-    follows.
+    These are draws in the first common step, else the start states of the `_MAX_LATER_STEPS` steps after. A state that
+    differs does not matter where neither run drew from it in the first step and in `lasts`, and both still have theirs.
     """
-    for after, sides in zip(range(_MAX_LATER_STEPS + 1), resume.steps(), strict=False):
-        late, whole = (side.random_states().get(name, {}) for side in sides)
-        if not after:
-            one, two = late.pop(BEGUN, None), whole.pop(BEGUN, None)
-            if one is None or two is None:
-                return Restored.UNSEEN, f"on record in {resume.whole if one is None else resume.late} only"
-            if one[1] is not two[1]:
-                untouched = resume.late if one[1] is Status.VALUE else resume.whole
-                return Restored.UNSEEN, f"nothing had drawn from it in {untouched}"
-            if one == two:
-                return Restored.YES, ""
-        both = late.keys() & whole.keys()
-        if both := both & {BEGUN} if after else both:
-            return Restored.YES if all(late[at] == whole[at] for at in both) else Restored.NO, ""
-    return Restored.UNSEEN, f"another one when {resume.late} begins, and nothing later is on record"
+
+    def begun(at: At) -> States:
+        """The state as the step begins."""
+        return {of: state for of, state in at.random_states().get(name, {}).items() if of == BEGUN}
+
+    def drawn(at: At) -> dict[tuple[str, str], Any]:
+        """The states of draws in the step."""
+        every = at.random_states().get(name, {})
+        return {(of[1], str(of)): state for of, state in every.items() if of != BEGUN}
+
+    one, two = map(begun, resume.firsts)
+    if one == two:
+        return Part(name, Restored.YES)
+    if not one or not two or one[BEGUN][1] is not two[BEGUN][1]:
+        return Part(name, Restored.UNSEEN, "only one run has it, or had drawn from it")
+    part = resume.part(name, [resume.firsts], drawn)
+    if part.state is Restored.UNSEEN:
+        part = resume.part(name, islice(resume.steps(), 1, _MAX_LATER_STEPS + 1), begun, once=True)
+    unused = lasts[0].step != resume.begins.step and not any(map(drawn, (*resume.firsts, *lasts)))
+    if part.state is Restored.NO and unused and [one, two] == [*map(begun, lasts)]:
+        return part._replace(text="nothing drew from it in the steps compared", matters=False)
+    return part._replace(text="")
 
 
-# --- data
-
-
-def place(resume: ResumePoint) -> Part:
-    """Part: place in the data, by the batches of all common steps; NO at the first step with another batch.
+def _place(resume: ResumePoint) -> Part:
+    """Part: place in the data, by the batches of all common steps.
 
     In its first step either run may read others before, to get there: the last counts. Where batches are not on record,
-    by the inputs of root modules in that step; UNSEEN without these.
+    by the inputs of root modules in that step.
     """
     begin = {(side.reader, side.step) for side in resume.firsts}
 
-    def read(at: At) -> dict[str, list[BatchValues]]:
+    def batches(at: At) -> dict[tuple[str, str], list[BatchValues]]:
         """Batches by loader."""
-        return {of: each[-1:] if (at.reader, at.step) in begin else each for of, each in at.batches().items()}
+        last = slice(-1 if (at.reader, at.step) in begin else 0, None)
+        return {(f"batch of {loader}", ""): each[last] for loader, each in at.batches().items()}
 
-    found = held(resume, resume.steps() if resume.watches(Kind.BATCH) else (), read)
-    if found.steps:
-        text = f"{found.since} {resume.late} reads another batch".lstrip()
-        return Part(PLACE, _state_of(found), text if found.differ else f"equal in {count(found.steps, 'step')}")
-    found = held(resume, [resume.firsts], _inputs)
-    words = f"the model's inputs {'differ' if found.differ else 'are equal'}"
-    return Part(PLACE, _state_of(found), words if found.steps else "")
+    def inputs(at: At) -> dict[tuple[int, str, str], int]:
+        """Checksums of the observed inputs of root modules."""
+        sites, batch = at.sites, at.batch
+        return {
+            (int(sites.call[number]), sites.fqn[number], sites.path[number]): int(batch.checksum[row])
+            for row, number in at.rows([Kind.INPUT], Phase.FORWARD)
+            if "." not in sites.fqn[number] and batch.status[row] == Status.OBSERVED
+        }
 
-
-def _inputs(side: At) -> dict[tuple[str, int, str], int]:
-    """Checksums of the observed inputs of root modules in a step, by (FQN, call, path)."""
-    sites, batch = side.sites, side.batch
-    return {
-        (sites.fqn[number], int(sites.call[number]), sites.path[number]): int(batch.checksum[row])
-        for row, number in side.rows([Kind.INPUT], Phase.FORWARD)
-        if "." not in sites.fqn[number] and batch.status[row] == Status.OBSERVED
-    }
+    part = resume.part(PLACE, resume.steps() if resume.watches(Kind.BATCH) else (), batches)
+    return part if part.state is not Restored.UNSEEN else resume.part(PLACE, [resume.firsts], inputs)

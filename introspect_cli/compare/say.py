@@ -27,7 +27,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "attribute": "{name} {a} -> {b}[ of {of}]",
     "dtype": "another precision: {a} -> {b}",
     "argument": "argument {name} {a} -> {b}",
-    "other-operators": "different operators run there in {other}[ ({line})]",
+    "other-operators": "different operators run there in {other}",
     "calls": "{module} runs {a} in this step of a and {b} in b",
     "recomputed": "{module} was recomputed under activation checkpointing: look at what it draws (preserve_rng_state)",
     # data and the script
@@ -39,7 +39,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "summed": "b is {times} times a, by as many as {of}: a sum where a mean was expected, or the other way round",
     # updates
     "other-optimizer": "the optimizer is {a} in a and {b} in b",
-    "owed": "in {side} the gradient is a partial sum on each rank when the optimizer takes it: it was not reduced",
     "changed-hands": "{a} steps it in a, {b} in b",
     "hyperparameter": "{name} {a} -> {b}",
     "untouched": "in {side} the optimizer[ ({name})] leaves it as it was",
@@ -97,18 +96,14 @@ LEFT_OUT_ARGUMENT, WHOLE_VALUE = "left out", "the value"
 _FACTORS = {"world": "ranks", "group": "the data-parallel ranks"}
 
 _LEFT: Final[Mapping[str, str]] = {
-    "code": "its code",
-    "options": "its options",
-    "mode": "train/eval mode",
-    "kernel": "the kernel",
+    "code": "its code, train/eval mode",
+    "kernel": "its options, the kernel",
     "draws-before": "other random numbers drawn before it in this step",
     "parameters-after": "parameters that changed after they were recorded (.data, numpy)",
     "forward-code": "the forward code, or what it keeps from earlier calls",
     "backward-of-operator": "how it is computed, or the options of its forward operator",
     "batch-size": "batch size, sequence length, cropping or padding",
-    "conversion": "how the data is converted",
-    "this-part": "how this part of the samples is made (the rest of the batch is equal)",
-    "samples": "order of the samples, the seed of the data, workers, augmentation, files",
+    "samples": "the data set, its files, order, seeds, workers, augmentation, conversion",
     "data": "the data pipeline (no data loader was recorded)",
     "from-outputs": "what the script computes from module outputs, values of the script (targets, masks, weights)",
     "preparation": "the script's preparation of it (preprocessing, noise, masks, positions)",
@@ -124,24 +119,18 @@ _LEFT: Final[Mapping[str, str]] = {
     "backward-through": "the backward pass through this module",
     "backward-of-user": "the backward pass of what uses that output",
     "reduction": "its reduction over the ranks",
-    "clipping": "clipping",
-    "unscaling": "unscaling",
-    "accumulation": "accumulation",
+    "factors": "clipping, unscaling, accumulation",
     "zero-grad": "zero_grad",
     "gradient-by-hand": "another change of the gradient (by value, by hand)",
-    "rounding-in-backward": "rounding in the backward pass of its module",
     "use-in-module": "how its module uses the parameter",
     "penalty": "a penalty on the parameters in the loss",
-    "optimizer": "the optimizer",
-    "optimizer-state": "its state",
-    "hyperparameters": "hyper-parameters (not recorded in this step)",
+    "optimizer": "the optimizer, what was not recorded of its state and hyper-parameters",
     "gradients-in-step": "the gradients it computed (zero_grad)",
     "by-hand": "the script changes it by hand (a moving average, copying, in-place code)",
     "updates": "momentum, train/eval mode, a different number of updates",
     "other-rank": "buffers of another rank (DDP broadcasts them where broadcast_buffers is set)",
     "before-recorded": "it was built, copied or updated differently before",
-    "cast": "the model was cast",
-    "sizes": "the model is built with other sizes",
+    "built": "the model is built with other sizes or types",
     "initialisation": "its initialisation",
     "seed": "the seed",
     "checkpoint": "another checkpoint, a change by the script before it was recorded",
@@ -150,26 +139,18 @@ _LEFT: Final[Mapping[str, str]] = {
     "evaluation-in-train": "an evaluation in train mode",
     "outside": "a change outside of an optimizer step (loading a checkpoint, a moving average, copying, in-place code)",
     "steps-between": "the steps between, which cannot be compared",
-    "draws-before-state": "a different number of draws before it",
-    "script-generator": "seeding, setting or drawing of the script",
-    "draws-between": "random draws of one run since the last random state that agrees",
+    "seed-or-draws": "the seed, a different number of draws before it",
+    "draws-between": "draws of one run since the last random state that agrees, seeding or setting by the script",
     "sent": "what the ranks compute and send, the order of collectives",
     "elsewhere": "what is outside of the records or of what was selected",
-    "between-agreeing": "what runs between the last value that agrees and this one",
 }
 
-MOMENTS: Final[Mapping[str, str]] = {
-    "late": " when it is first recorded, in step {step}",
-    "untrained": " before any training",
-    "begins": " when the step begins",
-    "forward": " after the forward pass",
-    "given": " that `functional_call` is given",
-    "within": " within the optimizer step",
-    "run-at": ", run at {source}",
-    "updated": " after the optimizer step",
-    "taken": ", as the optimizer sees it",
+MOMENTS: Final[Mapping[Phase, str]] = {
+    Phase.START: " when the step begins",
+    Phase.FORWARD: " in the forward pass",
+    Phase.OPTIMIZER: " at the optimizer step",
 }
-"""When a tensor or a state differs, after its name."""
+"""When a tensor, gradient or state differs, after its name."""
 
 _TOLD: Final[Mapping[str, str]] = {
     # where the runs agree
@@ -208,16 +189,14 @@ _TOLD: Final[Mapping[str, str]] = {
     "hidden": "[Some are NaN throughout in both runs, which hides what comes of it: {names}.]",
     "on-rank": "rank {rank}",
     "on-all-ranks": "on all {ranks} ranks",
-    "only-has-it": "only {side} has {name}{moment}",
+    "only-has-it": "only {side} has {name}[, run at {source}][{moment}]",
     "differs": "{name} differs[ ({far})]",
-    "differs-by": "{name}{moment}[, {size}][; b is {times} times a][; {place}]",
+    "differs-by": "{name}[, run at {source}][{moment}][, {size}][; b is {times} times a][; {place}]",
     "between": "in the forward code of {module}[, after {after}][, before {before}]",
     # what a reader can check
     "steps-before": "Compared steps before that agree{how}: {steps:,}.",
     "records-before": "Of {all} before it in step {step}, equal: {equal:,}[; within tolerance: {within:,}][; not "
     "observed in both runs: {unseen:,}].",
-    "first-tolerated": "The first difference within the tolerance is {first}.",
-    "alike": "Of the {kinds} recorded there, {differ} of {all} differ.",
     # a run that ended by an exception
     "exception": "{text}[, at {where}][ in {function}]",
     "raised": "[Run {run}][Both runs{both}] ended by an exception[ in {step}][ where run {other} goes on]: {words}.",
@@ -415,7 +394,7 @@ def what_diverges(divergence: Divergence) -> str:
     """Clause `x differs (distance)`, or `only a has x`."""
     name = what(divergence.site, divergence.module_class)
     if divergence.only:
-        return told("only-has-it", side=divergence.only, name=name, moment="")
+        return told("only-has-it", side=divergence.only, name=name)
     return told("differs", name=name, far=far(divergence))
 
 

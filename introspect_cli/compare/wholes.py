@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
     Calls = Mapping[tuple[bool, str], int]
 
-_TRAINED_KINDS = frozenset({Kind.PARAM.value, Kind.GRAD.value})
 _STATE_KINDS = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
 
 
@@ -56,26 +54,11 @@ def are_alike(a: Run, b: Run, pairs: Pairs) -> bool:
         return bool(a.manifest["whole"].get("layout") == b.manifest["whole"].get("layout"))
     if len(a.ranks) == len(b.ranks) == 1:
         return True
-    if any(_parts(one) != _parts(two) for one, two in pairs) or not _cut_alike(*pairs[0]):
+    if any(_parts(one) != _parts(two) for one, two in pairs):
         return False
     held = {(id(one.sites), id(two.sites)): (_states(one), _states(two)) for one, two in pairs}  # many have one table
     of_a, of_b = (frozenset[tuple[str, str]]().union(*each) for each in zip(*held.values(), strict=True))
     return all(one & of_b == two & of_a for one, two in held.values())
-
-
-def _cut_alike(one: RankReader, two: RankReader) -> bool:
-    """Whether each parameter and gradient is a part in both runs or in neither, in the first step that both have.
-
-    It is read if either run has parts.
-    """
-    steps = {*one.entries["step"].tolist()} & {*two.entries["step"].tolist()}
-    cut: list[dict[tuple[str, str], bool]] = [{}, {}]
-    for reader, is_part in zip((one, two), cut, strict=True) if steps and (_parts(one) or _parts(two)) else ():
-        batch, sites = reader.read(min(steps)), reader.sites
-        for site, layout in zip(batch.site.tolist(), batch.layout.tolist(), strict=True):
-            if sites.kind[site] in _TRAINED_KINDS:
-                is_part[sites.kind[site], sites.fqn[site]] = reader.layouts[layout].part is not None
-    return all(cut[0][name] == cut[1][name] for name in cut[0].keys() & cut[1].keys())
 
 
 def _states(reader: Reader) -> frozenset[tuple[str, str]]:
@@ -135,11 +118,9 @@ class Microbatches:
 
     @property
     def words(self) -> str:
-        """In words: `4 microbatches of 2 samples`, `8 samples at once`, `2 microbatches of 3, 1 samples`."""
-        sizes = self.sizes if len({*self.sizes}) > 1 else self.sizes[:1]
-        if self.usual == 1:
-            return f"{count(sizes[0], 'sample') if sizes else 'all samples'} at once"
-        of = f" of {', '.join(map(str, sizes))} sample{'s' * (sizes != (1,))}" if sizes else ""
+        """In words: `4 microbatches of 2 samples`, `2 microbatches of 3, 1 samples`."""
+        sizes = [*dict.fromkeys(self.sizes)]
+        of = f" of {', '.join(map(str, sizes))} sample{'s' * (sizes != [1])}" if sizes else ""
         return f"{count(self.usual, 'microbatch', 'microbatches')}{of}"
 
 
@@ -192,11 +173,6 @@ def _nonzero_rows(shape: tuple[int, ...], zeros: int) -> int:
     """
     rows, rest = math.prod(shape[:-1]), zeros % shape[-1]
     return 0 if zeros < 0 or rest else rows - zeros // shape[-1]
-
-
-def losses_of(reader: RankReader, step: int) -> int:
-    """Number of records of losses that a rank has in a step."""
-    return sum(reader.sites.kind[site] == Kind.LOSS.value for site in reader.read(step).site.tolist())
 
 
 # --- wholes
@@ -319,13 +295,14 @@ def _splits_of(a: Run, b: Run, match: Correspondence | None) -> Splits:
     if alike and pairs and np.array_equal(pairs[0][0].sites.key, pairs[0][1].sites.key):
         return Splits(Microbatches(1), Microbatches(1), ({}, {}), alike=True)  # the same calls of all that they call
     rename = (match.rename if match is not None else None) or str
-    one, two = _MostCalls(every[0], a.stages, rename), _MostCalls(every[1], b.stages)
+    one, two = _called(every[0], a.stages, rename), _called(every[1], b.stages, str)
     root = _common_root(one.modules, two.modules)
-    numbers = (one.modules[root], two.modules[root]) if root else (one.losses or 1, two.losses or 1)
-    of_a = {(key[0], one.its_name(key[1])): fold for key, fold in _folds(one, two, *numbers).items()}
+    losses = [called.most.get((False, "loss"), 1) for called in (one, two)]
+    numbers = (one.modules[root], two.modules[root]) if root else (losses[0], losses[1])
+    of_a = {(key[0], one.own[key[1]]): fold for key, fold in _folds(one, two, *numbers).items()}
     folds = of_a, _folds(two, one, *numbers[::-1])
     step = min({*first_a.entries["step"].tolist()} & {*first_b.entries["step"].tolist()}, default=None)
-    roots = one.its_name(root), root
+    roots = one.own.get(root, root), root
     cut_a, cut_b = (microbatches_of(*each, step) for each in zip((first_a, first_b), roots, numbers, strict=True))
     splits = Splits(cut_a, cut_b, folds, alike, roots=roots, match=match)
     return replace(splits, differ=step is not None and _cut_differently((first_a, first_b), splits, step))
@@ -334,58 +311,49 @@ def _splits_of(a: Run, b: Run, match: Correspondence | None) -> Splits:
 # --- microbatches
 
 
-class _MostCalls:
-    """Largest number of calls in a step of everything that a run calls, by name.
+class _Called(NamedTuple):
+    """What a run calls, by (whether it is of evaluation, FQN under b's name).
 
     Attributes:
-        most: by (whether it is of evaluation, FQN under b's name), the number.
-        batches: those of these keys that are loaders.
+        most: the largest number of calls in a step.
+        loaders: those of these that are loaders.
+        modules: of names with a training forward pass, the largest number of training calls in a step.
+        own: by name, the run's own word for it.
     """
 
-    def __init__(
-        self, readers: Iterable[RankReader], every: Mapping[int, Stages], rename: Callable[[str], str] = str
-    ) -> None:
-        """Go through the sites of all ranks now; no step is read.
-
-        Args:
-            readers: of the run's ranks.
-            every: the pipeline stages of ranks that are some.
-            rename: changes the run's own names to b's.
-        """
-        self._its_names: dict[str, str] = {}
-        self.most: dict[tuple[bool, str], int] = {}
-        self.batches: set[tuple[bool, str]] = set()
-        self._modules: dict[str, int] = {}
-        for reader in readers:
-            table, stages = reader.sites, every.get(reader.rank)
-            for at in [at for at, kind in enumerate(table.kind) if kind in _CALLED_KINDS]:
-                its_name = table.fqn[at] if stages is None else stages.name(table.fqn[at])
-                fqn = rename(its_name)
-                self._its_names[fqn] = its_name
-                evaluated = table.phase[at] == Phase.EVAL.value or EVALUATED in table.fqn[at].partition(".")[0]
-                key = evaluated, fqn
-                self.most[key] = max(self.most.get(key, 0), int(table.call[at]) + 1)
-                if table.kind[at] == Kind.BATCH.value:
-                    self.batches.add(key)
-                if table.kind[at] in _MODULE_KINDS and table.phase[at] == Phase.FORWARD.value:
-                    self._modules[fqn] = self.most[key]
-
-    def its_name(self, fqn: str) -> str:
-        """The run's own name for what b calls `fqn`; `fqn` itself where it has none."""
-        return self._its_names.get(fqn, fqn)
-
-    @cached_property
-    def modules(self) -> dict[str, int]:
-        """By name of a module with a training forward pass, its largest number of training calls in a step."""
-        return {name: self.most[False, name] for name in self._modules if (False, name) in self.most}
-
-    @property
-    def losses(self) -> int:
-        """Largest number of losses in a step of training; 0 for none."""
-        return self.most.get((False, "loss"), 0)
+    most: dict[tuple[bool, str], int]
+    loaders: set[tuple[bool, str]]
+    modules: dict[str, int]
+    own: dict[str, str]
 
 
-def _folds(called: _MostCalls, other: _MostCalls, number: int, others: int) -> dict[tuple[bool, str], int]:
+def _called(readers: Iterable[RankReader], stages: Mapping[int, Stages], rename: Callable[[str], str]) -> _Called:
+    """What a run calls, by the sites of all its ranks; no step is read.
+
+    Args:
+        readers: of the run's ranks.
+        stages: the pipeline stages of ranks that are some.
+        rename: changes the run's own names to b's.
+    """
+    most, loaders, forward, own = dict[tuple[bool, str], int](), set[tuple[bool, str]](), dict[str, None](), {}
+    for reader in readers:
+        sites, of_rank = reader.sites, stages.get(reader.rank)
+        for kind, phase, name, call in zip(sites.kind, sites.phase, sites.fqn, sites.call, strict=True):
+            if kind not in _CALLED_KINDS:
+                continue
+            its_name = name if of_rank is None else of_rank.name(name)
+            fqn = rename(its_name)
+            own[fqn] = its_name
+            key = phase == Phase.EVAL.value or EVALUATED in name.partition(".")[0], fqn
+            most[key] = max(most.get(key, 0), int(call) + 1)
+            if kind == Kind.BATCH.value:
+                loaders.add(key)
+            if kind in _MODULE_KINDS and phase == Phase.FORWARD.value:
+                forward[fqn] = None
+    return _Called(most, loaders, {name: most[False, name] for name in forward if (False, name) in most}, own)
+
+
+def _folds(called: _Called, other: _Called, number: int, others: int) -> dict[tuple[bool, str], int]:
     """How many calls in a row one microbatch makes, by (evaluation, FQN), of what is to be put together.
 
     Left out is what both runs call equally often; batches and one-sided names if both runs have as many microbatches,
@@ -401,7 +369,7 @@ def _folds(called: _MostCalls, other: _MostCalls, number: int, others: int) -> d
     for key, times in called.most.items():
         evaluated, partner = key[0], other.most.get(key)
         each, rest = divmod(times, number)
-        if key in called.batches:
+        if key in called.loaders:
             if number != others and not evaluated:
                 folds[key] = 1  # a loader may be asked for several batches ahead
         elif partner is None:
@@ -446,10 +414,8 @@ def _cut_differently(readers: Iterable[RankReader], splits: Splits, step: int) -
     if one.sizes and two.sizes:
         cut = len(one.sizes) != len(two.sizes)  # from the first step on
         return cut and (sum(one.sizes) == sum(two.sizes) or one.elements == two.elements)
-    losses = [losses_of(reader, step) for reader in readers]
-    return (
-        min(losses) > 0 and losses[0] != losses[1]
-    )  # runs that cut a batch differently do so from their first step on
+    losses = [sum(of.sites.kind[site] == Kind.LOSS.value for site in of.read(step).site.tolist()) for of in readers]
+    return bool(min(losses) and losses[0] != losses[1])  # who cuts a batch differently does so from the first step on
 
 
 # --- what is told of it
@@ -467,8 +433,7 @@ def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     folded = ", calls of a module are taken together" if splits.folded else ""
     sizes = [count(run.world_size, "rank") if run.world_size > 1 else "one process" for run in (a, b)]
     sizes = [f"{size}{' put together' * bool(run.combined_ranks)}" for size, run in zip(sizes, (a, b), strict=True)]
-    recorded = any(Kind.OP_OUTPUT.value in run.rank(rank).sites.kind for run in (a, b) for rank in run.recorded[:1])
-    operators = " and results of operators" if splits.folded and recorded else ""
+    operators = " and results of operators" if splits.folded else ""
     differ = "The layouts differ"
     if splits.differ:
         differ = f"{'By the number of losses, the' if splits.assumed else 'The'} batch of a step is cut differently"

@@ -115,10 +115,9 @@ def minority_ranks(run: Run, work: Work) -> CheckResult:
         f"most of its ranks have, of which nothing is said: {undecided}"
     )
     notes = (*run.endings, scope)
-    needs = f"a value that most ranks have of {count(undecided, 'share')}"
-    if undecided and not findings:
-        return CheckResult(path, (), (), ((copies_differ.id, needs),), notes, steps)
-    return CheckResult(path, tuple(findings), (copies_differ.id,), (), notes, steps)
+    unseen = ((copies_differ.id, f"a value that most ranks have of {count(undecided, 'share')}"),)
+    decided, missing = ((), unseen) if undecided and not findings else ((copies_differ.id,), ())
+    return CheckResult(path, tuple(findings), decided, missing, notes, steps)
 
 
 def _unequal(held: Array) -> tuple[list[tuple[int, int, int, int]], Array, int]:

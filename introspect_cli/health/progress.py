@@ -10,7 +10,7 @@ from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.findings import Hit, Level, rule
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.tasks import ended_unevenly
-from introspect_cli.texts import count, rank_list
+from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -52,19 +52,15 @@ class Progress(Gathered):
         numbers = [rank for rank in self.ranks.numbers if rank in self.computing]  # of a pipeline, the last stage's
         if self.losses is None and len({times[rank] for rank in numbers}) > 1:
             most, least = (pick(numbers, key=lambda rank: times[rank]) for pick in (max, min))
-            why = "it did not step its optimizer where the others did, or ran more batches for it"
-            if not times[least]:
-                why = f"rank {least} stepped its optimizer once more, without a forward pass"
-            losses = count(times[most], "loss", "losses")
-            evidence = f"rank {most} has {losses} in step {now.step} and rank {least} {times[least]}: {why}"
+            losses = f"in step {now.step} rank {most} has {times[most]} and rank {least} {times[least]} losses"
+            evidence = f"{losses}: one stepped its optimizer where the other did not, or ran more batches for it"
             self.losses = Hit(now.step, f"rank {most}", evidence, most)
         moved = self._moved_ranks(now)
         if self.unmoved is None and len(set(moved.values())) > 1:
             changed, unchanged = ([rank for rank in sorted(moved) if moved[rank] is flag] for flag in (True, False))
             evidence = (
                 f"no parameter of {rank_list(unchanged)} was changed in step {now.step}, those of {rank_list(changed)} "
-                "were: the optimizer step was skipped there alone (a gradient that was not finite, or a condition of "
-                "its own)"
+                "were: the optimizer step was skipped there alone"
             )
             self.unmoved = Hit(now.step, f"rank {unchanged[0]}", evidence, unchanged[0])
 

@@ -85,8 +85,7 @@ def no_gradient(table: Table) -> Iterator[Hit]:
     When: a parameter in an optimizer has no gradient, or one of zero, at each of {LEAST} steps or more
     Cause: a layer that is frozen, not used or detached from the loss
     """
-    seen = table.moves.names and table.pick(Kind.GRAD)
-    require(seen, "gradients of parameters, and parameters after optimizer steps")
+    require(table.moves.names and table.pick(Kind.GRAD), "gradients, and parameters after optimizer steps")
     sizes, layouts = _gradient_sizes(table), _layouts(table)
     # where it is cut over ranks, others may have all of its elements
     elsewhere = {name for name, layout in layouts.items() if layout.part is not None and not layout.part.numel}

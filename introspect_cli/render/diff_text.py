@@ -98,11 +98,8 @@ def diff_blocks(
         rest = rest_of(len(result.divergences), len(listed), "--all lists them")
         blocks += rest if moments else _rest(result, len(by_rank) + len(listed), more)
     style = "" if result.verdict is Verdict.SAME else "unsure"
-    return [
-        *blocks,
-        *([line()] * bool(result.notes)),
-        *(line(f"Note: {clean(note)}", style) for note in result.notes),
-    ]
+    notes = [line(f"Note: {clean(note)}", style) for note in result.notes]
+    return [*blocks, *[line()] * bool(notes), *notes]
 
 
 # --- the answer in short
@@ -366,12 +363,9 @@ def statistics_words(divergence: Divergence) -> str:
 def elements_words(elements: Elements) -> str:
     """How two whole tensors differ, in a line: how many elements, by how much, where."""
     share = f" ({number(100 * elements.differing / elements.total, 3)} %)" if elements.total else ""
-    verb = "differs" if elements.differing == 1 else "differ"
-    words = f"{elements.differing:,} of {count(elements.total, 'element')} {verb}{share}"
+    words = f"{elements.differing:,} of {count(elements.total, 'element')} differ{share}"
     if elements.largest is not None:
         words += f", max |a-b| {number(elements.largest, 3)} at {list(elements.where)}"
-    if elements.first != elements.where:
-        words += f"; first at {list(elements.first)}"
     return words
 
 
@@ -404,8 +398,7 @@ def changes_blocks(code: CodeChanges | None) -> list[Block]:
     for nearness in Nearness:
         changes = (change_lines(one) for one in code.ranked if one.nearness is nearness)
         blocks += section(f"{HEADS[nearness]}:", chain.from_iterable(changes))
-    others = [(name, ", in comments alone") for name in code.in_comments]
-    others += [(name, ", in the names of variables alone") for name in code.in_names]
+    others = [(name, ", in comments or names alone") for name in code.unchanged]
     others += [(name, f": {_WHY.get(why, why)}") for name, why in code.unread]
     blocks += [line(f"{clean(name)} changed{how}.", "dim") for name, how in others]
     blocks = blocks or [line(f"No source file on record differs ({count(code.compared, 'file')} compared).")]
@@ -496,13 +489,13 @@ def page_blocks(result: DiffResult) -> list[Block]:
     """
     blocks: list[Block] = []
     code, resumed = result.code, result.resumed
-    if code is not None and result.first is not None and (code.ranked or code.in_comments or code.in_names):
+    if code is not None and result.first is not None and (code.ranked or code.unchanged):
         shown = code._replace(ranked=code.likely[:_LIKELY])
-        blocks += changes_blocks(shown) if shown.ranked or code.in_comments or code.in_names else []
+        blocks += changes_blocks(shown) if shown.ranked or code.unchanged else []
         rest = code.ranked[len(shown.ranked) : _MOST]
         more = f"{count(len(code.ranked) - len(shown.ranked), 'more changed statement')} in {count(code.files, 'file')}"
         likely = len(code.likely) - len(shown.ranked) or "none"
-        folded = changes_blocks(code._replace(ranked=rest, in_comments=(), in_names=(), unread=()))
+        folded = changes_blocks(code._replace(ranked=rest, unchanged=(), unread=()))
         blocks += [Fold(f"{more}, {likely} of them likely", tuple(folded))] if rest else []
     if resumed is not None and result.first is not None:
         blocks.append(line(head_of(resumed)))

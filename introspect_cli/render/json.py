@@ -144,7 +144,7 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
 def _code(code: CodeChanges) -> dict[str, Any]:
     """Changed statements, the most likely cause first, and files of which none are told."""
     unread = [{"file": name, "why": why} for name, why in code.unread]
-    return {**_fields(code, "changes=ranked in_comments in_names"), "unread": unread}
+    return {**_fields(code, "changes=ranked unchanged"), "unread": unread}
 
 
 def check_document(result: CheckResult) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from importlib.resources import files
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.measure import ROUNDING
 from introspect_cli.compare.result import Certainty, DiffResult, Divergence, Role, StripCell, Verdict
 from introspect_cli.compare.say import what
+from introspect_cli.derived import ROUNDING
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind
 from introspect_cli.render.blocks import (

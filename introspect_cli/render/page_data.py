@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from introspect_cli.compare.measure import ROUNDING
+from introspect_cli.derived import ROUNDING
 from introspect_cli.render.json import finite
 from introspect_cli.texts import clean
 

@@ -44,7 +44,8 @@ def culprit_blocks(culprit: Culprit) -> list[Block]:
 
 
 def _value(value: object) -> str:
-    return "-" if value is None else clean(str(value), 60)
+    shown = (" ".join(value) or "given") if isinstance(value, list) else str(value)
+    return "-" if value is None else clean(shown, 60)
 
 
 def proof_blocks(proof: Proof) -> list[Block]:

@@ -130,8 +130,7 @@ def _picture_svg(picture: Picture) -> str:
         return f'<rect x="{x}" y="{y}" width="1.02" height="1.02" fill-opacity="{shade:.2f}"/>'
 
     cells = [(x, y, cell) for y, row in enumerate(picture.cells) for x, cell in enumerate(row) if cell]
-    tile = f"the largest of {'' if picture.is_even else 'up to '}{'x'.join(map(str, picture.tile))}"
-    tile = "an element" if picture.tile == (1, 1) else tile
+    tile = "an element" if picture.tile == (1, 1) else f"the largest of up to {'x'.join(map(str, picture.tile))}"
     label = escape(f"{told}blank where equal; {_axes(picture)}; a square is {tile}.")
     tall, wide = len(picture.cells), len(picture.cells[0])
     return (
@@ -142,13 +141,7 @@ def _picture_svg(picture: Picture) -> str:
 
 
 def _axes(picture: Picture) -> str:
-    """A clause on which dimensions the picture's rows and columns are; the number of elements for a single row."""
-    if not picture.rows:
-        return count(math.prod(picture.sizes[1]), "element")
-    axes = ("rows", picture.rows, picture.sizes[0]), ("columns", picture.columns, picture.sizes[1])
-    which = {True: "dimension {0}", False: "dimensions {0} to {1}"}
-    clauses = (
-        f"{name} are {which[len(of) == 1].format(of[0], of[-1])} ({'x'.join(map(str, sizes))})"
-        for name, of, sizes in axes
-    )
-    return ", ".join(clauses)
+    """A clause on the dimensions that the picture's rows and columns count through; the elements for a single row."""
+    rows, columns = ("x".join(map(str, sizes)) for sizes in (picture.rows, picture.columns))
+    single = picture.rows == (1,)
+    return count(math.prod(picture.columns), "element") if single else f"rows are {rows}, columns {columns} of it"

@@ -37,7 +37,6 @@ from introspect_cli.rerun.place import (
 from introspect_cli.rerun.variant import (
     Rerun,
     capture,
-    check_read,
     log_of,
     result_of,
     run_logged,
@@ -135,9 +134,7 @@ class Captures:
                 return Rerun(run, 1, 0)
             words = map(place.rebuilt_word, self.command.words)
             environment = {} if "PYTHONHASHSEED" in os.environ else {"PYTHONHASHSEED": "0"}
-            done = capture(run, place, (*self.command.seeded, *more, *words), environment)
-            check_read(done, place)
-            return done
+            return capture(run, place, (*self.command.seeded, *more, *words), environment)
 
     def run_of(self, revision: Revision, side: str, more: tuple[str, ...] = (), *, fresh: bool = False) -> Rerun:
         """The kept run of a revision, if it is complete and nothing that went into it has changed; else capture it now.
@@ -265,7 +262,7 @@ def capture_pair(
             tell(f"{word} is a run ({run}) and a revision: the run is taken (refs/heads/{word} is the branch)")
     base = Path.cwd() / RUNS / COMMITS
     exit_on_signals()
-    with hold_lock(base, tell):
+    with hold_lock(base):
         captures = Captures(user, base, command, tell)
         revisions = {side: Revision.named(user, word) for side, word, run in sides if run is None}
         states = [revision.state() for revision in revisions.values()]

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.weights import rounds_differently
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.measure import ROUNDING
 from introspect_cli.compare.result import DiffOptions, DiffResult, Verdict
 from introspect_cli.compare.settings.differences import describe
+from introspect_cli.derived import ROUNDING
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.place import Place
 from introspect_cli.rerun.variant import capture

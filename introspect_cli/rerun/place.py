@@ -31,7 +31,7 @@ from introspect_cli.store.run_writer import add_gitignore
 from introspect_cli.sums import hex_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from introspect_cli.rerun.git import Repository, Revision
 
@@ -341,19 +341,15 @@ def exit_on_signals() -> None:
 
 
 @contextlib.contextmanager
-def hold_lock(base: Path, tell: Callable[[str], None]) -> Iterator[None]:
+def hold_lock(base: Path) -> Iterator[None]:
     """Make the directory `base` and hold a lock on it for the length of a block; it is removed afterwards if empty.
 
-    Waits without limit, and tells so in a line, while another process that captures revisions has the lock.
+    Waits without limit while another process that captures revisions has the lock.
     """
     keep_out_of_git(base)
     descriptor = os.open(base, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            tell(f"another introspect captures revisions in {base}: waiting for it")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

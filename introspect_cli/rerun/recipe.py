@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.settings.settings import ENV_NOISE
 from introspect_cli.rerun.place import COMMITS, TREE
@@ -28,7 +28,7 @@ class Recipe:
     """All that is needed to run a recorded command again.
 
     Attributes:
-        options: capture options that change what the script computes.
+        options: capture options that change what the script computes, by name.
         started: the script, or `-m` and a module; empty where a launcher is started.
         arguments: the words that follow.
         directory: where it ran.
@@ -40,7 +40,7 @@ class Recipe:
         problem: why it cannot be run again; "" where it can.
     """
 
-    options: tuple[str, ...]
+    options: Mapping[str, Any]
     started: tuple[str, ...]
     arguments: tuple[str, ...]
     directory: Path
@@ -56,9 +56,12 @@ class Recipe:
         """PYTHONPATH as it is to be."""
         return self.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
 
-    def words_at(self, place: Place) -> tuple[str, ...]:
-        """Script and arguments for a place, without capture options, with rebuilt paths in place of absolute ones."""
-        return tuple(map(place.rebuilt_word, (*self.started, *self.arguments)))
+    def words_at(self, place: Place, *more: str) -> tuple[str, ...]:
+        """Capture options and `more` of them, script and arguments, with rebuilt paths in place of absolute ones."""
+        given = ((name, value) for name, value in self.options.items() if value is not None and value is not False)
+        words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in given]
+        words += ["--no-eval"] if self.options.get("eval") is False else []
+        return (*words, *more, *map(place.rebuilt_word, (*self.started, *self.arguments)))
 
 
 def recipe_of(run: Run) -> Recipe:
@@ -97,9 +100,9 @@ def recipe_of(run: Run) -> Recipe:
     if python and not Path(python).is_file():
         notes.append(f"its interpreter {python} does not exist: this one is used")
         python = ""
-    sources = run.settings.document("sources")
+    sources, options = run.settings.document("sources"), run.manifest.get("options") or {}
     return Recipe(
-        options=tuple(_options(run)),
+        options={name: options.get(name) for name in ("seed", "perturb", "deterministic", "compile", "eval")},
         started=tuple(started),
         arguments=tuple(words),
         directory=Path(directory),
@@ -110,15 +113,6 @@ def recipe_of(run: Run) -> Recipe:
         notes=tuple(notes),
         problem=next(iter(problems), ""),
     )
-
-
-def _options(run: Run) -> list[str]:
-    """Recorded capture options that change results or steps: seed, perturb, deterministic, compile, eval."""
-    options = run.manifest.get("options") or {}
-    given = [(name, options.get(name)) for name in ("seed", "perturb", "deterministic", "compile", "eval")]
-    given = [(name, value) for name, value in given if isinstance(value, (int, str)) and value is not False]
-    words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in given]
-    return [*words, "--no-eval"] if options.get("eval") is False else words
 
 
 def _users_paths(directory: str) -> Callable[[str], str]:

@@ -6,11 +6,8 @@ which of the two it was.
 
 from __future__ import annotations
 
-import io
 import os
-import tokenize
 from dataclasses import dataclass
-from importlib.util import decode_source
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,18 +118,10 @@ def place_of_source(name: str, recipe: Recipe, root: Path) -> Path:
 
 
 def decoded(data: bytes) -> str | None:
-    """The text of a file in the encoding that it declares, UTF-8 without; None where it cannot be decoded."""
-    try:
-        return decode_source(data)
-    except (SyntaxError, UnicodeDecodeError):
-        return None
+    """The text of a file, its lines ended as on Unix; None for what is no text."""
+    return None if b"\0" in data else data.decode("utf-8", "surrogateescape").replace("\r\n", "\n")
 
 
 def encoded(text: str) -> bytes:
-    """The bytes of a text in the encoding that it declares; UTF-8 where it declares none or that fails."""
-    data = text.encode("utf-8", "surrogateescape")
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return text.encode(encoding)
-    except (SyntaxError, UnicodeEncodeError):
-        return data
+    """The bytes of a text that `decoded` gave."""
+    return text.encode("utf-8", "surrogateescape")

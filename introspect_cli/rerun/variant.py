@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.diff import compare_runs
@@ -72,8 +72,8 @@ def capture(
 ) -> Rerun:
     """Capture a script at a place, in a process of its own, and wait for its end, without limit.
 
-    Under `--stop`, the exit code of a complete run is the script's, not that of the comparison. In a place that is
-    rebuilt, `GIT_*` variables are removed.
+    The exit code of a complete run is the script's, not that of a comparison (`--stop`). In a place that is rebuilt,
+    `GIT_*` variables are removed.
 
     Args:
         run: directory for its run, replaced if it is there; its output is kept beside it, as `NAME.log`.
@@ -87,6 +87,7 @@ def capture(
 
     Raises:
         StoreError: the log cannot be written, or the interpreter not started.
+        UsageError: it read a file of the user's that was laid in the place.
     """
     words = list(words)
     changed: dict[str, str | None] = {**os.environ, **(environment or {}), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -104,8 +105,8 @@ def capture(
         log_of(run).unlink(missing_ok=True)
         raise
     made = result_of(run, code)
-    # under --stop, the status is that of the comparison
-    return made if "--stop" in words and made.is_complete else replace(made, exit_code=code)
+    check_read(made, place)
+    return made
 
 
 def started_at(run: Run) -> float | None:
@@ -138,15 +139,15 @@ def run_logged(
 
 
 def result_of(run: Path, exit_code: int = 1) -> Rerun:
-    """The result of the capture at `run`; `exit_code` and no step where there is no run that can be read.
+    """The result of the capture at `run`; without a step where there is no run that can be read.
 
-    The exit code is the manifest's: 0 of a script that was stopped on request, 1 where there is none.
+    The exit code is the manifest's, 0 of a script that was stopped on request; `exit_code` where it has none.
     """
     try:
         with open_run(run) as opened:
             code = 0 if opened.manifest.get("stopped") else opened.manifest.get("exit_code")
             is_complete = opened.state is RunState.COMPLETE
-            return Rerun(run, code if isinstance(code, int) else 1, opened.steps, is_complete)
+            return Rerun(run, code if isinstance(code, int) else exit_code, opened.steps, is_complete)
     except StoreError:
         return Rerun(run, exit_code, 0)
 

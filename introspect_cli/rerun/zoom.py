@@ -195,11 +195,10 @@ class _Rerun(NamedTuple):
         """
         path = self.directory / name
         with place_for(run, recipe, self.directory / f"{name}-tree", self.links) as (place, where):
-            there = (*recipe.options, *recipe.words_at(place))
-            self.tell(f"running {name} again {where}: {shlex.join(there)}, in {place.directory}")
+            self.tell(f"running {name} again {where}: {shlex.join(recipe.words_at(place))}, in {place.directory}")
             when = ["--steps", ",".join(map(str, steps)), "--until-step", str(steps[-1])]
-            options = ["--level", "op", "--full-every", "1", *when]
-            words = (*options, *(word for glob in globs for word in ("--save-tensors", glob)), *there)
+            whole = (word for glob in globs for word in ("--save-tensors", glob))
+            words = recipe.words_at(place, "--level", "op", "--full-every", "1", *when, *whole)
             new = capture(path, place, words, recipe.environment, recipe.python)
         note = "; ".join([f"Run {name} was run again {where}", *recipe.notes])
         if not new.steps:
@@ -258,8 +257,6 @@ def _why_not_repeated(run: Run, new: Path, steps: Sequence[int]) -> str:
     if not recorded:
         return "None of the steps that were recorded again was recorded before."
     with open_run(new) as again:
-        if recorded[-1] not in again.rank(again.ranks[0]):
-            return f"It recorded nothing of step {recorded[-1]}."
         compared = Schedule.parse(",".join(map(str, recorded)))
         result = compare_runs(run, again, DiffOptions(steps=compared, limit=1))
     return "" if result.verdict is Verdict.SAME else first_sentence(result)

@@ -40,24 +40,29 @@ class Ending:
     raised: BaseException | None = field(default=None, repr=False, compare=False)
 
 
-_MOST_FRAMES = 500
+def entries_of(head: TracebackType | None) -> list[TracebackType]:
+    """The entries of a traceback, outermost first."""
+    entries = []
+    while head is not None:
+        entries.append(head)
+        head = head.tb_next
+    return entries
 
 
-def frames_of(error: BaseException) -> tuple[tuple[str, int, str], ...]:
-    """Path, line and function of an exception's frames outside this package: the outermost 500, outermost first.
+def raised_at(error: BaseException, is_users: Callable[[str], bool]) -> tuple[str, int, str] | None:
+    """Path, line and function of the innermost frame in a file of the user's that an exception came through.
 
-    A syntax error has its own file and line as the last one, with the function "".
+    A syntax error has its own file and line, with the function "".
+
+    Args:
+        error: the exception.
+        is_users: whether a file is the user's.
     """
-    frames: list[tuple[str, int, str]] = []
-    entry = error.__traceback__
-    while entry is not None and len(frames) < _MOST_FRAMES:
-        code = entry.tb_frame.f_code
-        if not code.co_filename.startswith(PACKAGE):
-            frames.append((code.co_filename, entry.tb_lineno, code.co_name))
-        entry = entry.tb_next
+    frames = [(each.tb_frame.f_code, each.tb_lineno) for each in entries_of(error.__traceback__)]
+    found = [(code.co_filename, line, code.co_name) for code, line in frames]
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):
-        frames.append((error.filename, error.lineno, ""))
-    return tuple(frames)
+        found.append((error.filename, error.lineno, ""))
+    return next((frame for frame in reversed(found) if is_users(frame[0])), None)
 
 
 def tell(sentence: str, who: str | None = "introspect") -> None:
@@ -112,11 +117,7 @@ def strip_frames(error: BaseException) -> None:
 
 def _without_package_frames(head: TracebackType | None) -> TracebackType | None:
     """A new traceback without this package's frames; the same object if it has none, None if nothing is left."""
-    entries: list[TracebackType] = []
-    entry = head
-    while entry is not None:
-        entries.append(entry)
-        entry = entry.tb_next
+    entries = entries_of(head)
     kept = [entry for entry in entries if not entry.tb_frame.f_code.co_filename.startswith(PACKAGE)]
     if len(kept) == len(entries):
         return head

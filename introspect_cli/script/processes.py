@@ -59,21 +59,19 @@ class Process:
         return self.module or (os.path.basename(self.script) if self.script else "python -c")  # noqa: PTH119 - text
 
 
-_LAUNCHERS = frozenset(
-    {"torchrun", "accelerate", "accelerate-launch", "deepspeed", "ds", "fabric", "lightning", "uv", "uvx"}
+_ROLES = (
+    (Role.LAUNCHER, "script", r"(^|/)(torchrun|accelerate|accelerate-launch|deepspeed|ds|fabric|lightning|uv|uvx)$"),
+    (Role.LAUNCHER, "module", r"^(torch\.distributed\.(run|launch)|accelerate\.commands\.\w+)(\.__main__)?$"),
+    (Role.LAUNCHER, "module", r"^(deepspeed\.launcher\.\w+|lightning[._]fabric\.cli)(\.__main__)?$"),
+    (Role.HELPER, "script", r"(^|/)(pip3?|ninja|cmake|tensorboard|jupyter(-\w+)?|wheel|virtualenv)$"),
+    (Role.HELPER, "script", r"(^|/)(pre-commit|ruff|mypy)$"),
+    (Role.HELPER, "script", r"/(site|dist)-packages/(torch/(_inductor|utils)|triton|joblib|wandb|ray)/"),
+    (Role.HELPER, "module", r"^(pip|ensurepip|venv|setuptools|build|torch\._inductor|torch\.utils|triton)(\.|$)"),
+    (Role.HELPER, "module", r"^(multiprocessing|joblib|tensorboard|introspect_cli|wandb|ray)(\.|$)"),
+    (Role.HELPER, "code", r"\b(resource_tracker|semaphore_tracker|setuptools|torch\._inductor)\b"),
+    (Role.WORKER, "code", r"\bmultiprocessing\.(spawn|forkserver)\b"),
 )
-_LAUNCHER_MODULES = re.compile(
-    r"(torch\.distributed\.(run|launch)|accelerate\.commands\.\w+|deepspeed\.launcher\.\w+|lightning\.fabric\.cli"
-    r"|lightning_fabric\.cli)(\.__main__)?$"
-)
-_HELPERS = re.compile(r"(pip3?|ninja|cmake|tensorboard|jupyter(-\w+)?|wheel|virtualenv|pre-commit|ruff|mypy)$")
-_HELPER_MODULES = re.compile(
-    r"(pip|ensurepip|venv|setuptools|build|torch\._inductor|torch\.utils|triton|multiprocessing|joblib|tensorboard"
-    r"|introspect_cli|wandb|ray)(\.|$)"
-)
-_HELPER_PATHS = re.compile(r"[/\\](site|dist)-packages[/\\](torch[/\\](_inductor|utils)|triton|joblib|wandb|ray)[/\\]")
-_OWN_CODE = re.compile(r"\bmultiprocessing\.(spawn|forkserver)\b")
-_HELPER_CODE = re.compile(r"\b(resource_tracker|semaphore_tracker|setuptools|torch\._inductor)\b")
+"""Of a process that runs a script, a module or code, the role that it has if that matches."""
 _VALUED = "WX"
 
 
@@ -95,36 +93,19 @@ def described(words: Sequence[str]) -> Process:
                 value = word[place:] or (words[at] if at < len(words) else "")
                 at += not word[place:]
                 if letter == "c":
-                    return Process(_role_of_code(value), args=tuple(words[at:]), code=value, interpreter=before)
+                    return Process(_role_of("code", value), args=tuple(words[at:]), code=value, interpreter=before)
                 if letter == "m":
-                    return Process(_role_of_module(value), module=value, args=tuple(words[at:]), interpreter=before)
+                    return Process(_role_of("module", value), module=value, args=tuple(words[at:]), interpreter=before)
                 break
     before = tuple(words[:at])
     if at >= len(words) or words[at] == "-":
         return Process(Role.HELPER, interpreter=before)  # an interactive interpreter
-    return Process(_role_of_script(words[at]), script=words[at], args=tuple(words[at + 1 :]), interpreter=before)
+    return Process(_role_of("script", words[at]), script=words[at], args=tuple(words[at + 1 :]), interpreter=before)
 
 
-def _role_of_code(code: str) -> Role:
-    """Role by what follows `-c`: HELPER for trackers and compilers, WORKER for `multiprocessing`'s, else SCRIPT."""
-    if _HELPER_CODE.search(code):
-        return Role.HELPER
-    return Role.WORKER if _OWN_CODE.search(code) else Role.SCRIPT
-
-
-def _role_of_module(module: str) -> Role:
-    """LAUNCHER, HELPER or SCRIPT by the module's name."""
-    if _LAUNCHER_MODULES.match(module):
-        return Role.LAUNCHER
-    return Role.HELPER if _HELPER_MODULES.match(module) else Role.SCRIPT
-
-
-def _role_of_script(script: str) -> Role:
-    """LAUNCHER, HELPER or SCRIPT by file name and path."""
-    name = os.path.basename(script)  # noqa: PTH119 - text
-    if name in _LAUNCHERS:
-        return Role.LAUNCHER
-    return Role.HELPER if _HELPERS.match(name) or _HELPER_PATHS.search(script) else Role.SCRIPT
+def _role_of(kind: str, text: str) -> Role:
+    """Role by what a process runs: SCRIPT where no row of `_ROLES` matches."""
+    return next((role for role, of, pattern in _ROLES if of == kind and re.search(pattern, text)), Role.SCRIPT)
 
 
 def command_of(words: Sequence[str], *, module: bool, interpreter: str) -> list[str] | None:
@@ -139,13 +120,13 @@ def command_of(words: Sequence[str], *, module: bool, interpreter: str) -> list[
     """
     first = words[0]
     if module:
-        return [interpreter, "-m", *words] if _role_of_module(first) is Role.LAUNCHER else None
+        return [interpreter, "-m", *words] if _role_of("module", first) is Role.LAUNCHER else None
     path = Path(first)
     if path.is_file() or (path / "__main__.py").exists():
         if not path.is_file() or path.suffix in {".py", ".pyc", ".pyz", ".zip"}:
             return None
         shell = _interpreter_of(path)
-        launcher = _role_of_script(first) is Role.LAUNCHER
+        launcher = _role_of("script", first) is Role.LAUNCHER
         if not shell and not launcher:
             return None
         return [os.path.abspath(first), *words[1:]] if os.access(path, os.X_OK) else [*shell, *words]  # noqa: PTH100

@@ -6,7 +6,6 @@ import builtins
 import contextlib
 import importlib.machinery
 import os
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,6 @@ from introspect_cli.script.processes import described
 
 COMPILED: dict[str, bytes] = {}
 """Bytes of each script as compiled: it may be a pipe, or be edited while it runs."""
-
-_INTERPRETER = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
 
 
 @dataclass(frozen=True)
@@ -44,8 +41,7 @@ def check(target: Target) -> None:
     """Check that the script or module exists and can be run, without running anything; of a module, its top package.
 
     Raises:
-        UsageError: no such script or module, a directory without `__main__.py`, a file that cannot be read, or one that
-            is not text and does not end in `.pyc`.
+        UsageError: no such script or module, a directory without `__main__.py`, or a file that cannot be read.
     """
     if target.module is not None:
         _check_module(target.module)
@@ -55,19 +51,11 @@ def check(target: Target) -> None:
         raise UsageError("nothing to run: give a script, or a module after -m")
     path = Path(script)
     if not os.path.exists(script):  # noqa: PTH110 - pathlib raises an error for a name that is too long
-        if _INTERPRETER.fullmatch(path.name):
-            raise UsageError(f"leave out {script!r}: capture runs the script itself (`introspect capture train.py`)")
         raise UsageError(f"no such script: {script!r}; put introspect's options before the script")
-    if is_container(script):
-        return
-    if path.is_dir():
+    if path.is_dir() and not is_container(script):
         raise UsageError(f"{script!r} is a directory without __main__.py: name the script in it")
-    try:
-        data = path.read_bytes() if path.is_file() else b""  # reading a pipe would empty it
-    except OSError as error:
-        raise UsageError(f"{script!r} cannot be read: {error.strerror}") from error
-    if path.suffix != ".pyc" and not _is_text(data):
-        raise UsageError(f"{script!r} is not a Python script: it is not text in UTF-8 or the encoding it declares")
+    if not os.access(script, os.R_OK):
+        raise UsageError(f"{script!r} cannot be read: permission denied")
 
 
 def is_container(script: str) -> bool:
@@ -78,16 +66,6 @@ def is_container(script: str) -> bool:
 
     finder = pkgutil.get_importer(_absolute(script))
     return finder is not None and finder.find_spec("__main__") is not None
-
-
-def _is_text(data: bytes) -> bool:
-    """Whether bytes are python source: they decode as UTF-8, or as the encoding that they declare, and have no NUL."""
-    import importlib.util
-
-    try:
-        return "\0" not in importlib.util.decode_source(data)
-    except (UnicodeDecodeError, SyntaxError):  # the latter for a declaration it cannot follow
-        return False
 
 
 def _check_module(module: str) -> None:

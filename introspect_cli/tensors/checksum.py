@@ -25,17 +25,11 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from introspect_cli.sums import MASK, MIX_1, MIX_2, header, mix, number_of, unmix
 
 __all__ = ["MASK", "MIX_1", "MIX_2", "header", "mix", "unmix"]
 
 G: Final = 0x9E3779B97F4A7C15
-
-U64 = npt.NDArray[np.uint64]
-
 
 SPAN: Final = 512
 """Words that share one block's key."""

@@ -60,7 +60,6 @@ class Parts:
         strides: one word, see `views.strides_kind`.
         values: the plain strided tensor that statistics and sketch are of; None where nothing is seen.
         bits: tensors the checksum is of, each with its index offset; empty where that is `values` at 0.
-        runs: contiguous runs with their global indices, for a shard of `values`; None for the whole.
         extra: bytes that are part of the value beside the elements.
         status: how much is seen.
         text: what is not, or what stands for the whole; "" where all is plain.
@@ -73,11 +72,14 @@ class Parts:
     strides: str
     values: torch.Tensor | None = None
     bits: Sequence[tuple[int, torch.Tensor]] = ()
-    runs: Sequence[tuple[int, torch.Tensor]] | None = None
     extra: bytes = b""
     status: Status = Status.OBSERVED
     text: str = ""
     part: Part | None = None
+
+    def runs(self, values: torch.Tensor) -> Sequence[tuple[int, torch.Tensor]] | None:
+        """Contiguous runs of `values`, maybe copied, with their indices in the whole; None where they are all of it."""
+        return None if self.part is None else list(places.runs(values, self.shape, self.part))
 
 
 def unseen_reason(tensor: torch.Tensor) -> str:
@@ -276,8 +278,7 @@ def _placed_parts(local: torch.Tensor, shape: tuple[int, ...], part: Part | None
         return Parts(*common, inner.values, inner.bits, extra=inner.extra, status=Status.PARTIAL, text=text)
     if places.is_whole(part, shape):
         return Parts(*common, inner.values)
-    keyed = list(places.runs(inner.values, shape, part))
-    return Parts(*common, inner.values, runs=keyed, status=Status.PARTIAL, text=text, part=part)
+    return Parts(*common, inner.values, status=Status.PARTIAL, text=text, part=part)
 
 
 def one_run(tensor: torch.Tensor, offset: int) -> Sequence[tuple[int, torch.Tensor]]:

@@ -257,7 +257,7 @@ class Summarizer:
             self._notes.set_status(slot, Status.NOT_OBSERVED, CAPTURING)
             return
         engine = None if parts.bits or self._sorted_stats else self._devices.engine(device)
-        if engine is None or not engine.add(slot, parts.values, parts.runs):
+        if engine is None or not engine.add(slot, parts.values, parts.runs(parts.values)):
             self._summarise_on_cpu(self._arena.row(slot), parts)
 
     def _summarise_on_cpu(self, row: r.Rows, parts: Parts) -> None:
@@ -268,13 +268,9 @@ class Summarizer:
             parts: with `values`. Where `bits` are given, the checksum is of these, added up.
         """
         assert parts.values is not None
-        self._engine.fill(
-            row,
-            parts.values.cpu(),
-            self._flags,
-            sorted_stats=self._sorted_stats,
-            runs=parts.runs and [(first, run.cpu()) for first, run in parts.runs],
-        )
+        values = parts.values.cpu()
+        runs = parts.runs(values)
+        self._engine.fill(row, values, self._flags, sorted_stats=self._sorted_stats, runs=runs)
         if parts.bits:
             part = r.empty(1)[0]
             total = 0

@@ -195,7 +195,7 @@ def test_of_interrupts_that_come_twice_no_step_is_mixed_with_another(trained, un
 
 
 def test_steps_that_are_dropped_meanwhile_are_those_that_were_asked_for(trained, undisturbed):
-    found, (sent, came, _) = trained(1, EACH, "--last", "5")
+    found, (sent, came, _) = trained(1, EACH, "--steps", "last(5)")
     assert sent == came > STEPS / 2
     assert list(found) == list(range(STEPS))[-5:]
     assert found.items() <= undisturbed.items()

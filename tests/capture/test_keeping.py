@@ -122,10 +122,6 @@ def test_options_are_put_together():
         return str(options_of(given).steps)
 
     assert kept_by() == ":"
-    assert kept_by(first=10) == "first(10)"
-    assert kept_by(steps="::5", last=3) == "steps('::5') | last(3)"
-    assert kept_by(steps="0:9,20", first=10, last=3) == "steps(':9,20') | first(10) | last(3)"
-    assert kept_by(steps="every(2) & first(8)", last=3) == "every(2) & first(8) | last(3)"
     with pytest.raises(UsageError, match="no loss is recorded"):
         options_of({"steps": "when('loss > 3')", "record": "param"})
     with pytest.raises(UsageError, match="leave out --stats none"):
@@ -297,7 +293,7 @@ def test_a_run_ends_at_its_first_nan_and_holds_what_came_before(tmp_path, intros
         "    loss = net(torch.ones(2, 3)).square().mean() * (float('nan') if step == 50 else 1)\n"
         "    optimizer.zero_grad(); loss.backward(); optimizer.step()\nprint('not reached')\n"
     )
-    done = introspect("capture", "--last", "4", "--until-nan", "-o", "run", "train.py")
+    done = introspect("capture", "--steps", "last(4)", "--until-nan", "-o", "run", "train.py")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "step 50 made a NaN; the script is ended (--until-nan)" in done.stderr
     assert "dropped 47 of them again" in done.stderr
@@ -309,10 +305,10 @@ def test_a_run_ends_at_its_first_nan_and_holds_what_came_before(tmp_path, intros
 
 
 def test_of_what_was_dropped_nothing_is_called_equal(tmp_path):
-    for name, options in (("a", {}), ("b", {"last": 10}), ("c", {"last": 10})):
+    for name, options in (("a", {}), *((name, {"steps": "last(10)"}) for name in "bc")):
         with watched(tmp_path / name, **asked(**options)):
             train(40)
-    with watched(tmp_path / "d", **asked(last=10)):
+    with watched(tmp_path / "d", **asked(steps="last(10)")):
         train(40, spike=12)
     same = introspect_cli.diff(tmp_path / "a", tmp_path / "b")
     assert same.same

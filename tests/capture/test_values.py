@@ -55,7 +55,7 @@ def test_values_that_were_not_stored_are_a_sentence(introspect, runs):
     assert "holds no values of 0 at any step" in done.stderr
     assert "--save-tensors" in done.stderr
     said = introspect("diff", runs / "bare", runs / "b", "--values").stdout
-    assert "run a has not stored it whole" in said
+    assert "it was not stored whole by run a" in said
 
 
 def test_diff_values_lists_what_differs(introspect, runs):

@@ -161,13 +161,6 @@ def test_an_answer_that_cannot_be_written_is_not_reported_as_a_bug(introspect):
     assert done.stderr == "introspect: the answer cannot be written: No space left on device\n"
 
 
-def test_the_interpreter_is_left_out(introspect):
-    for name in ("python9", "python3.99"):  # those that are there are followed: tests/capture/test_followed.py
-        done = introspect("capture", name, "train.py")
-        assert done.returncode == 2
-        assert f"leave out {name!r}: capture runs the script itself" in done.stderr
-
-
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_a_stream_that_a_shell_has_closed_is_not_reported_as_a_bug(closed):
     for body, code in (("return 0", 0), ("raise UsageError('no')", 2)):

@@ -99,7 +99,7 @@ def test_a_mode_of_the_models_own_is_looked_at_where_a_step_was_not_recorded(sai
 
 def test_a_file_that_changed_in_comments_alone_explains_nothing(said, introspect, tmp_path):
     document, _ = said(MODEL.replace("class Net", "# a comment\nclass Net"), TRAIN.replace("seed(0)", "seed(1)"))
-    assert document["code"]["in_comments"] == []  # a secret is in that file: more than comments may differ
+    assert document["code"]["unchanged"] == []  # a secret is in that file: more than comments may differ
     assert document["code"]["unread"] == [{"file": "model.py", "why": "secret"}]
     open_model = MODEL.replace("hunter2-is-long", "")
     document, _ = said(open_model, TRAIN)
@@ -173,7 +173,7 @@ def test_what_a_stopped_run_did_not_come_to_is_no_divergence(said, introspect, s
     assert "3 (0 to 2; the last did not end)" in introspect("show", "b").stdout
     document, _ = said(model, stopped.replace("lr=0.1", "lr=0.2"), base=model, base_train=plain)
     assert document["sentence"].startswith(
-        "First divergence at step 0: the parameter Net.a.weight after the optimizer step"
+        "First divergence at step 0: the parameter Net.a.weight at the optimizer step"
     )
 
 

@@ -114,7 +114,7 @@ def test_a_tensor_that_is_missing_has_another_shape_or_is_tied_is_reported_as_th
     torch.save(state, tmp_path / "b.pt")
     verdict, sentence, _ = said(place / "weights.pt", tmp_path / "b.pt")
     assert verdict == "diverged"
-    assert sentence == "The checkpoints differ: other shapes: emb.weight (shape 20x8 against 22x8)."
+    assert sentence == "The checkpoints differ: other shapes: emb.weight."
 
 
 def test_fused_and_transposed_tensors_are_found_and_proven_by_their_elements(tmp_path):
@@ -130,13 +130,13 @@ def test_fused_and_transposed_tensors_are_found_and_proven_by_their_elements(tmp
     safetensors.save_file(two, tmp_path / "b.safetensors")
     verdict, sentence, beside = said(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     assert verdict == "same"
-    assert sentence.startswith("The checkpoints hold the same values, in part in another form: all 8 tensors")
+    assert sentence.startswith("The checkpoints hold the same, in part in another form: all 8 tensors")
     assert "layers.0.attn.q.weight + layers.0.attn.k.weight + layers.0.attn.v.weight of a, put together, is" in beside
     assert "layers.0.mlp.weight of a is h.0.fc.weight in b, transposed or in another shape" in beside
     shuffled = two["h.0.fc.weight"].reshape(-1)[torch.randperm(128)].reshape(8, 16)
     safetensors.save_file({**two, "h.0.fc.weight": shuffled}, tmp_path / "b.safetensors")
-    verdict, _, beside = said(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
-    assert (verdict, "but its elements are in another order" in beside) == ("diverged", True)
+    verdict, sentence, _ = said(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert (verdict, "but its elements are in another order" in sentence) == ("diverged", True)
 
 
 def test_tensors_in_another_form_that_are_too_large_to_be_read_again_are_not_called_equal(tmp_path, monkeypatch):
@@ -144,10 +144,10 @@ def test_tensors_in_another_form_that_are_too_large_to_be_read_again_are_not_cal
     weight = torch.randn(16, 8)
     torch.save({"w": weight, "b": torch.randn(4)}, tmp_path / "a.pt")
     torch.save({**torch.load(tmp_path / "a.pt"), "w": weight.T.contiguous()}, tmp_path / "b.pt")
-    verdict, sentence, beside = said(tmp_path / "a.pt", tmp_path / "b.pt")
+    verdict, sentence, _ = said(tmp_path / "a.pt", tmp_path / "b.pt")
     assert verdict == "undecided"
-    assert sentence.startswith("Could not tell: of 2 tensors 1 in another form agree by extrema and moments alone")
-    assert "its elements were not compared" in beside
+    assert sentence.startswith("Could not tell: w of a is w in b, transposed or in another shape; by extrema and")
+    assert "its elements were not compared" in sentence
 
 
 def test_an_optimizer_that_began_anew_is_what_differs(place, tmp_path):
@@ -155,7 +155,7 @@ def test_an_optimizer_that_began_anew_is_what_differs(place, tmp_path):
     torch.save({**whole, "optimizer": torch.load(place / "0.pt")["optimizer"]}, tmp_path / "b.pt")
     verdict, sentence, beside = said(place / "3.pt", tmp_path / "b.pt")
     assert verdict == "diverged"
-    assert "the models are equal (9 tensors), but all 18 values of the optimizer state differ" in sentence
+    assert "though the models are equal: 18 of 18 values of the optimizer state differ" in sentence
     assert "the optimizer has made 4 steps in a and 1 step in b" in beside
 
 

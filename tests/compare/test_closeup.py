@@ -79,7 +79,7 @@ def right(tmp_path_factory):
 FAULTS = {
     "one head": ("Model.attn", "", "b is 1.25 times a"),
     "padding": ("Model.tail", "", "b is 3 times a"),
-    "a row": ("Model.attn.proj.weight", "row 5 alone (of 32), every element there", "b is 0 in all of them"),
+    "a row": ("Model.attn.proj.weight", "row 5 (of 32), every element there", "b is 0 in all of them"),
 }
 """The wheres and hows themselves are those of `test_compare_pattern.py`."""
 
@@ -99,7 +99,7 @@ def test_planted_faults_are_shown_where_they_are(introspect, right, tmp_path, fa
 def test_tensors_that_were_not_stored_or_that_one_run_lacks_are_no_elements(introspect, right, tmp_path):
     path = captured(tmp_path / "b", train("one head"), level="op", save_tensors=())
     said = introspect("diff", "--values", right, path).stdout
-    assert "No elements to show: run b has not stored it whole." in said
+    assert "No elements to show: it was not stored whole by run b." in said
     assert "Its recorded statistics: " in said
     path = captured(tmp_path / "b", train("padding"), level="op", save_tensors=("*",))
     said = introspect("diff", "--values", right, path).stdout

@@ -68,7 +68,7 @@ class TestStart:
             return [[row("forward", "output", "Net", X), SGD], [row("start", "param", "Ema.w", value), SGD]]
 
         sentence = compare(steps(X), steps(X + 1)).sentence
-        assert "when it is first recorded, in step 1" in sentence
+        assert "when the step begins" in sentence
         assert "before any training" not in sentence
         assert "initialisation" not in sentence
 

@@ -136,7 +136,7 @@ def test_a_file_that_python_cannot_read_is_one_change_and_the_others_are_read(co
     )
     changes = [one.change for one in found.ranked]
     assert [(one.file, one.unit) for one in changes] == [("bad.py", "file"), ("m.py", "statement")]
-    assert (found.in_comments, found.in_names) == (("c.py",), ("n.py",))
+    assert found.unchanged == ("c.py", "n.py")
 
 
 def test_what_is_made_in_hundreds_of_steps_is_compared_in_no_time(told):

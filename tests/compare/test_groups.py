@@ -42,12 +42,13 @@ def test_runs_that_diverge_alike_are_one_group(runs):
     assert found["sentence"] == "The 5 runs form 3 groups with the same numbers: 2 runs, 2 runs and 1 run."
 
 
-def test_runs_of_which_none_agrees_with_another_differ_from_each_other(runs):
-    assert grouped(runs, "a", "module", "loss")["sentence"] == "All 3 runs differ from each other."
+def test_runs_of_which_none_agrees_with_another_are_groups_of_one(runs):
     assert grouped(runs, "a", "b", "module", "loss")["sentence"] == (
         "The 4 runs form 3 groups with the same numbers: 2 runs, 1 run and 1 run."
     )
-    assert grouped(runs, "a", "module", "short")["sentence"] == "None of the 3 runs is known to agree with another."
+    assert grouped(runs, "a", "module", "short")["sentence"] == (
+        "The 3 runs form 3 groups with the same numbers: 1 run, 1 run and 1 run, as far as could be told."
+    )
 
 
 def test_another_structure_with_the_same_numbers_is_in_the_group(runs):
@@ -59,8 +60,9 @@ def test_another_structure_with_the_same_numbers_is_in_the_group(runs):
 def test_a_run_that_ends_early_is_in_no_group_and_said_to_be_undecided(runs):
     found = grouped(runs, "a", "b", "short")
     assert found["verdict"] == "undecided"
-    said = f"2 of 3 runs have the same numbers; whether {runs / 'short'} has them could not be told."
-    assert found["sentence"] == said
+    assert found["sentence"] == (
+        "The 3 runs form 2 groups with the same numbers: 2 runs and 1 run, as far as could be told."
+    )
 
 
 def test_a_run_named_twice_is_refused(runs):

@@ -362,7 +362,7 @@ def test_gpt2_in_numpy_agrees_with_that_of_transformers_and_its_faults_are_found
         "eps": "the output of model.layer_1.norm_1 (LayerNorm)",
         "gelu": "the output of model.layer_1.down (Conv1D)",
         "mask": "the output of model.layer_1.mix (Conv1D)",
-        "weight": "the parameter model.layer_1.up.kernel before any training",
+        "weight": "the parameter model.layer_1.up.kernel when the step begins",
     }
     assert set(ported_numpy.FAULTS) < set(places)
     for fault, said in places.items():

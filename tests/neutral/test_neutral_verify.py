@@ -57,7 +57,7 @@ def test_a_script_is_called_what_it_is(introspect, tmp_path, script, code, said)
     assert (tmp_path / "run" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("options", [("--verify-neutral", "--perturb", "0"), ("--last", "0")])
+@pytest.mark.parametrize("options", [("--verify-neutral", "--perturb", "0"), ("--steps", "last(0)")])
 def test_options_that_cannot_go_together_are_refused(introspect, tmp_path, options):
     out = capture(introspect, tmp_path, *options)
     assert out.returncode == 2

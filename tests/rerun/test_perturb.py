@@ -189,7 +189,7 @@ def test_every_surface_says_that_a_run_was_perturbed(runs, forks):
 
 def test_the_seed_may_be_left_out_and_the_scripts_options_are_its_business(runs, forks):
     folder, _ = runs
-    seeds = {name: open_run(folder / name).manifest.get("perturbed", {}).get("seed") for name in ("a", "p", "sampled")}
+    seeds = {name: (open_run(folder / name).manifest["perturbed"] or {}).get("seed") for name in ("a", "p", "sampled")}
     assert seeds == {"a": None, "p": 7, "sampled": 0}
     assert open_run(folder / "sampled").manifest["argv"][1:] == ["--perturb", "x"]
     assert open_run(folder / "other").manifest["perturbed"]["seed"] == 3

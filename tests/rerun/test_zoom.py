@@ -149,7 +149,7 @@ def test_a_divergence_between_recorded_steps_is_found_where_it_began(pair):
     place = pair("--fault-at", "3", before=("--steps", "::5"))
     said = introspect(place, "zoom", "a", "b", code=1)
     assert "First divergence at step 3" in said
-    assert "which: row 2 alone (of 4), every element there." in said
+    assert "which: row 2 (of 4), every element there." in said
     assert "how: b is 2 times a." in said
     assert "where it ran, its source files unchanged" in said
 
@@ -161,7 +161,7 @@ def test_a_run_that_does_not_repeat_itself_is_not_zoomed_into(pair):
     assert "Run a was run again where it ran, its source files unchanged, and repeats what was recorded." in said
     assert "but does not repeat what was recorded. First divergence at step 0" in said
     assert "What follows is from the runs as they were recorded." in said
-    assert "No elements to show: neither run stored it whole." in said
+    assert "No elements to show: it was not stored whole by run a and run b." in said
     assert "Its recorded statistics: mean" in said
     (place / "model.py").write_text("raise SystemExit('no model any more')\n")
     said = introspect(place, "zoom", "a", "b", code=1)

@@ -93,12 +93,9 @@ def is_secret_name(name: str, patterns: tuple[str, ...] = ()) -> bool:
         name: of an option, variable or key; case does not matter.
         patterns: globs of further secret names, which are asked first.
     """
-    plain = name.replace("-", "_")
-    if any(fnmatch.fnmatchcase(name.lower(), glob.lower()) for glob in patterns):
-        return True
-    if plain in _PLACES:
-        return False
-    return bool(_STRICT_NAME.search(plain) or _SECRET_NAME.search(_ALIKE.sub("", plain)))
+    plain, is_asked = name.replace("-", "_"), any(fnmatch.fnmatchcase(name.lower(), glob.lower()) for glob in patterns)
+    looks_secret = _STRICT_NAME.search(plain) or _SECRET_NAME.search(_ALIKE.sub("", plain))
+    return is_asked or bool(looks_secret and plain not in _PLACES)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -244,10 +241,9 @@ def nested_without_secrets(data: Any, patterns: tuple[str, ...] = ()) -> Any:
     return without_credentials(data) if isinstance(data, str) else data
 
 
-def environment(variables: Mapping[str, str], patterns: Iterable[str] = ()) -> dict[str, str]:
+def environment(variables: Mapping[str, str], patterns: tuple[str, ...] = ()) -> dict[str, str]:
     """Environment variables, sorted by name, secret values replaced; `patterns` are globs of further names."""
-    globs = tuple(patterns)
-    return {name: value(name, text, globs) for name, text in sorted(variables.items())}
+    return {name: value(name, text, patterns) for name, text in sorted(variables.items())}
 
 
 def arguments(argv: Iterable[str], patterns: tuple[str, ...] = ()) -> list[str]:

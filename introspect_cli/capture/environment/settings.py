@@ -59,7 +59,7 @@ def runtime() -> dict[str, Any]:
     awake = torch.cuda.is_initialized()
     return {
         "python": platform.python_version(),
-        "driver": driver(),
+        "driver": _told_in("/proc/driver/nvidia/version", r"\b(\d{3}\.\d+(?:\.\d+)?)\b"),
         **{name: _answer_of(path) for name, path in _ASKED.items()},
         **{name: _answer_of(path) if awake else None for name, path in _ASKED_AWAKE.items()},
     }
@@ -73,7 +73,7 @@ def hardware() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
-        "cpu": _cpu_name(),
+        "cpu": _told_in("/proc/cpuinfo", r"^model name\s*: *(.*?) *$") or platform.processor(),
         "cpu_count": os.cpu_count(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
@@ -83,15 +83,13 @@ def hardware() -> dict[str, Any]:
     return facts
 
 
-def _cpu_name() -> str:
-    """The CPU's name: `model name` in /proc/cpuinfo, else `platform.processor()`, which may be ""."""
+def _told_in(file: str, pattern: str) -> str | None:
+    """The first group of a pattern in a file of the system's; None without the file, or where nothing matches."""
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        match = re.search(pattern, Path(file).read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
     except OSError:
-        pass
-    return platform.processor()
+        return None
+    return match[1] if match else None
 
 
 def command(target: Target, directory: str, patterns: tuple[str, ...]) -> dict[str, Any]:
@@ -115,10 +113,6 @@ def command(target: Target, directory: str, patterns: tuple[str, ...]) -> dict[s
     }
 
 
-_DRIVER: Final = Path("/proc/driver/nvidia/version")
-"""File in which NVIDIA's kernel module tells its version."""
-
-
 def devices() -> list[dict[str, Any]]:
     """Visible GPUs by number: name, compute capability, MiB of memory, UUID if known; [] until CUDA is initialised."""
     if not torch.cuda.is_initialized():
@@ -131,15 +125,6 @@ def devices() -> list[dict[str, Any]]:
         uuid = str(getattr(facts, "uuid", ""))
         gpus.append(described | ({"uuid": f"GPU-{uuid}"} if uuid else {}))
     return gpus
-
-
-def driver(source: Path = _DRIVER) -> str | None:
-    """Version of NVIDIA's driver, read from a file of its kernel module; None without that file or a version in it."""
-    try:
-        match = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", source.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return None
-    return match[0] if match else None
 
 
 def _answer_of(path: str) -> Any:

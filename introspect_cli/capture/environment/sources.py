@@ -8,19 +8,19 @@ import os
 import re
 import shutil
 import stat
-import struct
 import subprocess
 import sys
 import sysconfig
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
+from tokenize import detect_encoding
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact
 from introspect_cli.script.processes import described
 from introspect_cli.store.sources import LIMIT_FILE, LIMIT_RUN
 from introspect_cli.sums import hex_digest
-from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,11 +34,7 @@ if TYPE_CHECKING:
 # unless they came with python or a package manager.
 
 _FOREIGN = tuple(
-    {
-        os.path.realpath(path) + os.sep
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
-        if (path := sysconfig.get_paths().get(name))
-    }
+    {os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 PACKAGE = os.path.realpath(Path(__file__).parents[2]) + os.sep
@@ -120,11 +116,7 @@ class Project:
 def set_project(script_directory: str) -> None:
     """Set `Project.root`: the script's directory or the nearest above it that has `.git`, else the script's."""
     start = Path(os.path.realpath(script_directory))
-    for directory in (start, *start.parents):
-        if (directory / ".git").exists():
-            Project.root = str(directory)
-            return
-    Project.root = str(start)
+    Project.root = str(next((each for each in (start, *start.parents) if (each / ".git").exists()), start))
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -249,7 +241,6 @@ CODE, NOTEBOOK, STDIN = "-c", "<notebook>", "<stdin>"
 """Names of code that no file held: that of `python -c`, the cells of a notebook, what python read from its input."""
 _LARGEST = 8 << 20
 """Bytes of a file that is digested."""
-_SHOWN = 3
 _LEFT_OUT = (
     f"the text of {{}} is not kept: a run keeps at most {LIMIT_FILE >> 20} MB of a file and {LIMIT_RUN >> 20} MB of "
     "all files"
@@ -276,20 +267,24 @@ class Texts:
         self._kept: set[str] = set()
 
     def add(self, digest: str, data: bytes, redacted: Callable[[str, tuple[str, ...]], str]) -> bool:
-        """Keep the text of a file; nothing for a binary one. False where it is above the limit of a file or of all.
+        """Keep the text of a file; nothing for a binary one, or one that is not in its encoding.
+
+        False where it is above the limit of a file or of all.
 
         Args:
             digest: of the file's content.
             data: the content.
             redacted: gives a text without secrets, of which names match patterns.
         """
-        if self._keep is None or digest in self._kept:
-            return True
-        text, encoding = decoded(data)
-        if text is None:
+        if self._keep is None or digest in self._kept or b"\0" in data:
             return True
         if len(data) > min(LIMIT_FILE, self._room):
             return False
+        try:
+            encoding = detect_encoding(BytesIO(data).readline)[0]
+            text = data.decode(encoding)
+        except (SyntaxError, UnicodeError, LookupError):
+            return True
         clean = redacted(text, self._patterns)
         self._keep(digest, data if clean == text else clean.encode(encoding, "surrogateescape"))
         self._kept.add(digest)
@@ -340,109 +335,46 @@ class SourceFiles:
             Whether any file was added.
         """
         before = len(self.digests)
-        for name, path in _project_first(_unseen_imports(self._seen)):
-            status, data = _read_regular(path)
-            if data is not None and status is not None:
-                if status.st_mtime > self._began and name not in self.digests and not _is_as_compiled(path, status):
+        for name, path in self._new_imports():
+            if (read := _read_regular(path)) is not None:
+                data, changed = read
+                if changed > self._began and name not in self.digests:
                     self._told[_YOUNGER].append(name)
                 self.add(name, data)
-            elif os.path.isabs(path) and path.endswith(".py") and _is_or_was_file(path):  # noqa: PTH117 - text is at hand
+            elif path.endswith(".py") and os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120 - text; none is in an archive
                 self._told[_UNREAD].append(name)
         for name, text in _main_without_file():
             self.add(name, text.encode("utf-8", "surrogatepass"))
         return len(self.digests) > before
 
+    def _new_imports(self) -> list[tuple[str, str]]:
+        """Name and path of each source file of the user's imported since the last call; not those of compilers' caches.
+
+        Those of the project come first: all others may then use up the run's limit.
+        """
+        found, root = [], Project.root + os.sep
+        for module, thing in list(sys.modules.items()):
+            path = file_of(thing)
+            if path not in self._seen and is_users(path) and not is_generated(path):
+                found.append((source_name(path, module), path))
+            self._seen.add(path)
+        return sorted(found, key=lambda item: (not os.path.realpath(item[1]).startswith(root), item[0]))
+
     def notes(self) -> list[str]:
         """Sentences on texts left out for size, on unreadable files, and on files changed since the process began."""
-        return [sentence.format(_head_of(names)) for sentence, names in self._told.items() if names]
+        told = {sentence: ", ".join(names[:3]) + ", ..." * (len(names) > 3) for sentence, names in self._told.items()}
+        return [sentence.format(names) for sentence, names in told.items() if names]
 
 
-def _head_of(names: list[str]) -> str:
-    """The first 3 names, then how many more there are: `a.py, b.py, c.py and 2 files more`."""
-    rest = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {count(rest, 'file')} more" if rest > 0 else "")
-
-
-def decoded(data: bytes) -> tuple[str | None, str]:
-    """Text and encoding of a source file; None and "" for a binary one or one that is not in its encoding.
-
-    Both are "" for a text that is larger than the limit of a file.
-    """
-    from io import BytesIO
-    from tokenize import detect_encoding
-
-    if len(data) > LIMIT_FILE:
-        return ("", "") if b"\0" not in data[:LIMIT_FILE] else (None, "")
-    with suppress(SyntaxError, UnicodeError, LookupError):
-        encoding = detect_encoding(BytesIO(data).readline)[0]
-        text = data.decode(encoding)
-        return (text, encoding) if "\0" not in text else (None, "")
-    return None, ""
-
-
-def _read_regular(path: str) -> tuple[os.stat_result | None, bytes | None]:
-    """Status and bytes of a regular file of at most 8 MiB; a pipe or a device is never waited for.
-
-    Both are None where it cannot be read, is no regular file or is larger; only the bytes where it grew while it was
-    read.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (OSError, ValueError):
-        return None, None
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
-            return None, None
-        data = b""
-        while len(data) <= _LARGEST and (piece := os.read(fd, _LARGEST + 1)):
-            data += piece
-        return status, data if len(data) <= _LARGEST else None
-    except OSError:
-        return None, None
-    finally:
-        os.close(fd)
-
-
-def _is_or_was_file(path: str) -> bool:
-    """Whether a path is a regular file, or gone from a directory that is there; False for a path in an archive."""
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - text is what is at hand
-    except OSError:
-        return os.path.isdir(os.path.dirname(path))  # noqa: PTH112, PTH120 - as above
-
-
-def _is_as_compiled(path: str, status: os.stat_result) -> bool:
-    """Whether python's `.pyc` of a file was compiled from it as it is now, by time of change and size."""
-    from importlib.util import cache_from_source
-
-    try:
-        _, data = _read_regular(cache_from_source(path))
-    except (NotImplementedError, ValueError):
-        return False
-    word = 2**32
-    expected = (0, int(status.st_mtime) % word, status.st_size % word)
-    return data is not None and struct.unpack("<III", data[4:16].ljust(12)) == expected
-
-
-def _unseen_imports(seen: set[str]) -> Iterator[tuple[str, str]]:
-    """Name and path of each imported source file of the user's that is not in `seen`; not those of compilers' caches.
-
-    The paths of all imported modules are added to `seen`.
-    """
-    for module, thing in list(sys.modules.items()):
-        path = file_of(thing)
-        if path in seen:
-            continue
-        if is_users(path) and not is_generated(path):
-            yield source_name(path, module), path
-        seen.add(path)
-
-
-def _project_first(files: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Files sorted by name, those of the project first: all others may then use up the run's limit."""
-    root = Project.root + os.sep
-    return sorted(files, key=lambda item: (not os.path.realpath(item[1]).startswith(root), item[0]))
+def _read_regular(path: str) -> tuple[bytes, float] | None:
+    """Bytes of a regular file of at most 8 MiB, and when it changed; None for any other: no pipe is waited for."""
+    with suppress(OSError, ValueError):
+        status = os.stat(path)  # noqa: PTH116 - text is what is at hand
+        if stat.S_ISREG(status.st_mode):
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+                data = file.read(_LARGEST + 1)
+            return (data, status.st_mtime) if len(data) <= _LARGEST else None
+    return None
 
 
 def _main_without_file() -> Iterator[tuple[str, str]]:
@@ -461,5 +393,5 @@ def _main_without_file() -> Iterator[tuple[str, str]]:
         yield NOTEBOOK, "".join(f"# cell {number}\n{text.rstrip()}\n\n" for number, text in texts)
     elif (code := described(sys.orig_argv).code) is not None:
         yield CODE, code
-    elif not sys.flags.interactive and (data := _read_regular("/proc/self/fd/0")[1]) is not None:
-        yield STDIN, data.decode("utf-8", "surrogateescape")
+    elif not sys.flags.interactive and (read := _read_regular("/proc/self/fd/0")) is not None:
+        yield STDIN, read[0].decode("utf-8", "surrogateescape")

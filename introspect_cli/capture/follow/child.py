@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.session import Session
 
 
-_MOST_CHILDREN = 1000
-
-
 def begin() -> None:
     """Follow this process if the environment holds an order: a script always, a worker with `--children all`.
 
@@ -43,7 +40,7 @@ def begin() -> None:
         order, process = json.loads(text), described(sys.orig_argv)
         everyone = order["options"]["children"] == "all"
         if process.role is Role.SCRIPT:
-            Follower(order, process, everyone=everyone).install()
+            Follower(order, process).install()
         elif process.role is Role.WORKER and everyone:
             _watch_worker(order, process)
 
@@ -55,12 +52,10 @@ class Follower:
     Attributes:
         order: as `order_of` has made it.
         process: this one.
-        everyone: whether processes that this one starts are followed as well.
     """
 
     order: dict[str, Any]
     process: Process
-    everyone: bool
     _session: Session | None = None
     _raised: BaseException | None = None
     _pid: int = field(default_factory=os.getpid)
@@ -77,14 +72,14 @@ class Follower:
     def record(self) -> None:
         """Start the capture and leave a note; a failure is noted too, and the process goes on. Nothing in a fork.
 
-        Unless `everyone`, the order is dropped from the environment first.
+        Unless all processes are followed, the order is dropped from the environment first.
         """
         if os.getpid() != self._pid:
             return  # a fork: its parent was to be followed
         try:
             from introspect_cli.capture.ranks.launchers import forget_spawned
 
-            if not self.everyone:
+            if self.order["options"]["children"] != "all":
                 self._drop_order()
             self._session = session = self._open_session()
             forget_spawned()
@@ -96,18 +91,16 @@ class Follower:
 
     def _drop_order(self) -> None:
         """Drop the order from the environment and restore PYTHONPATH, so that child processes are not followed."""
-        paths = self.order["paths"]
-        os.environ.pop(VARIABLE, None)
-        if paths is None:
-            os.environ.pop("PYTHONPATH", None)
-        else:
-            os.environ["PYTHONPATH"] = paths
+        for name, before in ((VARIABLE, None), ("PYTHONPATH", self.order["paths"])):
+            os.environ.pop(name, None)
+            if before is not None:
+                os.environ[name] = before
 
     def _open_session(self) -> Session:
         """Make a session in the run's directory, else in the first free one of 999 below its children.
 
         Raises:
-            StoreError: none could be made, or one for another reason than being there already.
+            StoreError: none could be made, for another reason than being there already.
         """
         from introspect_cli.capture.follow.orders import options_in
         from introspect_cli.capture.session import Session
@@ -116,21 +109,20 @@ class Follower:
         from introspect_cli.store.files import CHILDREN
 
         order, process = self.order, self.process
-        code = process.script is None and process.module is None
-        script = "-c" if code else process.script
+        script = process.script if process.module or process.script else "-c"
         target = Target(script, process.module, process.args, tuple(order["launcher"]), order["launched_in"])
         options = replace(options_in(order), force=False)
         path = options.output
         assert path is not None
-        for number in range(_MOST_CHILDREN):
-            place = path if not number else path / CHILDREN / f"{number}-{Path(process.name).stem or 'python'}"
+        place = path
+        for number in range(1, 1000):
             try:
                 return Session(target, replace(options, output=place))
-            except StoreError as error:
-                if not place.exists() or number == _MOST_CHILDREN - 1:
+            except StoreError:
+                if not place.exists():
                     raise
-                last = error
-        raise last
+            place = path / CHILDREN / f"{number}-{Path(process.name).stem or 'python'}"
+        return Session(target, replace(options, output=place))
 
     def _hook_end(self) -> None:
         """Have `atexit` call `finish`; note an uncaught exception, if `sys.excepthook` is python's own."""
@@ -183,7 +175,7 @@ def _watch_worker(order: dict[str, Any], process: Process) -> None:
             work = work_of(self)
             if work:
                 worker = replace(process, role=Role.SCRIPT, script=work)
-                follower = Follower(order, worker, everyone=True)
+                follower = Follower(order, worker)
                 follower.install()
         try:
             return original(self, *args, **kwargs)

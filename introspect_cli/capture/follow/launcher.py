@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from introspect_cli.script.target import Target
 
 
-_PASSED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT")
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 SITE = str(Path(__file__).with_name("site"))
 
 
@@ -111,11 +111,7 @@ def _passing_signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
         with contextlib.suppress(OSError):
             process.send_signal(number)
 
-    before = {}
-    for name in _PASSED_ON:
-        number = getattr(signal, name, None)
-        if number is not None:
-            before[number] = signal.signal(number, pass_on)
+    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
     try:
         yield
     finally:
@@ -144,21 +140,15 @@ def _print_report(left: Sequence[Note], options: CaptureOptions, words: Sequence
             said.append(f"{note.name} ended without closing its run; {note.run} holds it up to its last step")
         elif note.state == "failed":
             said += [f"{note.name} was not recorded: {why}" for why in note.said]
-    if not any(note.state in {"recording", "finished", "failed"} for note in left):
-        other = "put `introspect capture -o RUN` in the place of `python` where the script is started"
-        if left:
-            names = ", ".join(dict.fromkeys(note.name for note in left))
-            said.append(
-                f"nothing was recorded: {names} ended without importing torch; if training runs elsewhere, {other}"
-            )
-        else:
-            said.append(
-                f"nothing was recorded: no python process with introspect-cli was seen below {words[0]} (another "
-                f"environment, machine or container, or python -I or -E); {other}"
-            )
-    if not options.quiet:
-        for sentence in said:
-            tell(sentence)
+    if all(note.state == "started" for note in left):
+        seen = ", ".join(dict.fromkeys(note.name for note in left)) + " ended without importing torch"
+        unseen = f"no python process with introspect-cli was seen below {words[0]}"
+        said.append(
+            f"nothing was recorded: {seen if left else unseen}; if training runs elsewhere (another environment, "
+            "machine or container, or python -I or -E), put `introspect capture -o RUN` in the place of `python` there"
+        )
+    for sentence in said if not options.quiet else ():
+        tell(sentence)
 
 
 def follow_children(options: CaptureOptions, path: Path) -> None:

@@ -368,7 +368,8 @@ class ModuleProbe(GuardedProbe):
             if not is_recorded:
                 return state, -1
         assert state is not None
-        call = state.next_call(self._recorder.step, stack.phase)
+        calls = state.calls_in(self._recorder.step)
+        calls[stack.phase] = (call := calls.get(stack.phase, 0)) + 1
         if self._draws.moved():
             self._note_draws(state, call, before=True)
         if self.values.inputs and state.watched:
@@ -420,11 +421,12 @@ class ModuleProbe(GuardedProbe):
                 return None, False
             state = self._names.find(module) or self._names.ensure_named(module, caller)
         is_compiled = type(module).__name__ == "OptimizedModule"
-        if wrapped(module) is not None and not is_compiled:
+        inner = wrapped(module)
+        if inner is not None and not is_compiled:
             return state, False
-        if is_compiled and state.inner is not None:
+        if is_compiled and (held := self._names.find(inner)) is not None:
             # The region is recorded at its boundary, under the name of what was compiled.
-            state = state.inner
+            state = held
             state.compiled = True
         elif caller is state and state.compiled:
             return state, False  # the compiler gave up and runs the module that its wrapper stands for
@@ -457,7 +459,7 @@ class ModuleProbe(GuardedProbe):
         is_fused = False
         if isinstance(module, nn.TransformerEncoderLayer):  # which torch may run as one, without calling its attention
             attention = self._names.find(module.self_attn)
-            is_fused = attention is not None and not attention.called(self._recorder.step)
+            is_fused = attention is not None and attention.step != self._recorder.step
         if is_fused or hides(module):
             self._record_hidden(module, state, call)
 
@@ -483,7 +485,7 @@ class ModuleProbe(GuardedProbe):
             return
         for child in modules_in(module):
             inner = self._names.find(child)
-            if inner is None or inner is state or inner.called(self._recorder.step) or not inner.watched:
+            if inner is None or inner is state or inner.step == self._recorder.step or not inner.watched:
                 continue
             if wrapped(child) is None:
                 site = self._context.site(inner, self._stacks.now.phase, Kind.OUTPUT)

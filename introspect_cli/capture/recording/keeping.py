@@ -23,7 +23,7 @@ from introspect_cli.tensors.views import in_memory
 from introspect_cli.texts import count, human_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -44,7 +44,8 @@ HISTORY = 100
 MIN_LOSSES = 5
 """Losses that must be known before anything is said of what is usual."""
 
-_TELLING = [kind.value for kind in (Kind.LOSS, Kind.OUTPUT, Kind.PARAM, Kind.BUFFER)]
+NANS, INFS = ("nans",), ("posinfs", "neginfs")
+_TELLING = (Kind.LOSS, Kind.OUTPUT, Kind.PARAM, Kind.BUFFER)
 """Kinds in which a NaN ends a run with `--until-nan`. A gradient scaler meets NaN gradients by design."""
 
 FULL_FIRST = 10
@@ -66,17 +67,27 @@ class Records(NamedTuple):
     columns: Mapping[str, NDArray[Any]]
     numel: Callable[[int], int]
 
-    def losses(self) -> list[float]:
-        """Mean of each loss; inf where an element is NaN or infinite. A mean that is NaN otherwise is left out.
+    def counted(self, columns: Sequence[str], kinds: Sequence[Kind] = tuple(Kind)) -> float:
+        """How many elements the columns count in records of some kinds; 0 where they are not recorded."""
+        rows = np.isin(self.kinds, [kind.value for kind in kinds])
+        counts = [self.columns[name][rows] for name in columns if name in self.columns]
+        return float(sum(np.maximum(one, 0).sum() for one in counts))
 
-        [] where means are not recorded.
-        """
-        means = self.columns.get("mean")
-        if means is None:
-            return []
-        rows = np.flatnonzero(self.kinds == Kind.LOSS.value)
-        losses = np.where(self._not_finite(rows) > 0, math.inf, means[rows])
-        return [loss for loss in losses.tolist() if not math.isnan(loss)]
+    def has_nan(self) -> bool:
+        """Whether any loss, output, parameter or buffer holds a NaN; NaNs of gradients do not count."""
+        return self.counted(NANS, _TELLING) > 0
+
+    def is_infinite(self) -> bool:
+        """Whether any loss or parameter holds an infinity."""
+        return self.counted(INFS, (Kind.LOSS, Kind.PARAM)) > 0
+
+    def loss(self) -> float | None:
+        """Mean of the step's losses, inf if any element is NaN or infinite; None without a loss that has a mean."""
+        if self.counted(NANS + INFS, (Kind.LOSS,)):
+            return math.inf
+        means = self.columns["mean"][self.kinds == Kind.LOSS.value] if "mean" in self.columns else np.empty(0)
+        finite = means[~np.isnan(means)].tolist()
+        return statistics.fmean(finite) if finite else None
 
     def grad_norm(self) -> float | None:
         """L2 norm of all parameter gradients together, inf if any element is not finite.
@@ -89,20 +100,7 @@ class Records(NamedTuple):
         numbers = np.array([self.numel(row) for row in rows.tolist()], dtype=np.float64)
         means, variances = self.columns["mean"][rows], self.columns["var"][rows]
         norms = l2_norm(np.nan_to_num(means), np.nan_to_num(variances), numbers)
-        return math.inf if self._not_finite(rows).any() else float(np.sqrt((norms * norms).sum()))
-
-    def has_nan(self) -> bool:
-        """Whether any loss, output, parameter or buffer holds a NaN; NaNs of gradients do not count.
-
-        False where NaNs are not counted.
-        """
-        nans = self.columns.get("nans")
-        return nans is not None and bool((nans[np.isin(self.kinds, _TELLING)] > 0).any())
-
-    def is_infinite(self) -> bool:
-        """Whether any loss or parameter holds an infinity; False where infinities are not counted."""
-        rows = np.isin(self.kinds, [Kind.LOSS.value, Kind.PARAM.value])
-        return any((self.columns[name][rows] > 0).any() for name in ("posinfs", "neginfs") if name in self.columns)
+        return math.inf if self.counted(NANS + INFS, (Kind.GRAD,)) else float(np.sqrt((norms * norms).sum()))
 
     def take_values(self, before: deque[float]) -> dict[str, float]:
         """Values that a condition may name, those that are missing left out; appends the step's loss to `before`.
@@ -113,26 +111,19 @@ class Records(NamedTuple):
             before: losses of earlier steps, the last 100, not only finite ones; `median` and `mean` are of the finite
                 ones, from five on.
         """
-        values = {
-            name: float(sum(np.maximum(self.columns[column], 0).sum() for column in columns))
-            for name, columns in (("nans", ("nans",)), ("infs", ("posinfs", "neginfs")))
+        values: dict[str, float | None] = {"loss": self.loss(), "grad_norm": self.grad_norm()}
+        values |= {
+            name: self.counted(columns)
+            for name, columns in (("nans", NANS), ("infs", INFS))
             if columns[0] in self.columns
         }
-        losses, usual = self.losses(), [loss for loss in before if math.isfinite(loss)]
+        usual = [loss for loss in before if math.isfinite(loss)]
         if len(usual) >= MIN_LOSSES:
             values |= {"median": statistics.median(usual), "mean": statistics.fmean(usual)}
         if before:
             values["previous"] = before[-1]
-        if losses:
-            values["loss"] = statistics.fmean(losses)
-            before.append(values["loss"])
-        norm = self.grad_norm()
-        return values if norm is None else values | {"grad_norm": norm}
-
-    def _not_finite(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Number of NaNs and infinities of each of `rows`; 0 where these are not counted."""
-        counts = [self.columns[name][rows] for name in ("nans", "posinfs", "neginfs") if name in self.columns]
-        return np.maximum(counts, 0).sum(axis=0) if counts else np.zeros(len(rows), np.int64)
+        before += [] if values["loss"] is None else [values["loss"]]
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class StepPolicy:
@@ -162,10 +153,8 @@ class StepPolicy:
         self.left_out = options.ranks not in (None, ALL_RANKS) and not Schedule(str(options.ranks)).wants(capture.rank)
         """Whether this rank records nothing, not being among `--ranks`."""
         self._losses: deque[float] = deque(maxlen=HISTORY)
-        self._tensors: dict[int, frozenset[int]] = {}
-        """Checksums of whole tensors of each step in the store."""
-        self._expiry: dict[int, int] = {}
-        """Of each step in the store that expires, the step from which on it may be dropped."""
+        self._written: dict[int, tuple[int, frozenset[int]]] = {}
+        """Of each step in the store, the step from which on it may be dropped, and checksums of its whole tensors."""
         self._gave_up = False
 
     @property
@@ -202,8 +191,7 @@ class StepPolicy:
     def restart(self) -> None:
         """Forget all steps so far, those in the black box too, as steps start from 0 again."""
         self._losses.clear()
-        self._tensors.clear()
-        self._expiry.clear()
+        self._written.clear()
         self.nan_at, self.dropped = None, 0
         if self.box is not None:
             self.box.clear()
@@ -220,12 +208,9 @@ class StepPolicy:
             expiry: step from which on it may be dropped.
             tensors: checksums of its whole tensors.
         """
-        if not self._rule.forgets:
-            return  # no rule such as `last(50)` drops a step later
-        self._tensors[step] = tensors
-        if expiry < ALWAYS:
-            self._expiry[step] = expiry
-        self._drop(step, MIN_DROPPED)
+        if self._rule.forgets:  # a rule such as `last(50)` drops steps later
+            self._written[step] = expiry, tensors
+            self._drop(step, MIN_DROPPED)
 
     def finish(self, last: int) -> None:
         """Drop all expired steps, at the end of a run whose last step was `last`; the newest in the store stays."""
@@ -234,7 +219,7 @@ class StepPolicy:
     def _tensors_of(self, steps: set[int]) -> set[int]:
         """Checksums of whole tensors stored for some steps, by `--save-tensors` or the black box."""
         boxed = {} if self.box is None else self.box.stored
-        return {one for step in steps for one in self._tensors[step] | boxed.get(step, frozenset())}
+        return {one for step in steps for one in self._written[step][1] | boxed.get(step, frozenset())}
 
     def _drop(self, last: int, least: int) -> None:
         """Drop expired steps from the store, never the newest one, and tensors that no other step has.
@@ -245,9 +230,10 @@ class StepPolicy:
             last: the step that was the last to end.
             least: how many steps there must be, and as many as those that stay; 0 for any number.
         """
-        expired = {step for step, expiry in self._expiry.items() if expiry <= last}
-        gone = expired - {next(reversed(self._tensors), None)}
-        if not gone or self._gave_up or (least and len(expired) < max(least, len(self._tensors) - len(expired))):
+        written = self._written
+        expired = {step for step, (expiry, _) in written.items() if expiry <= last}
+        gone = expired - {next(reversed(written), None)}
+        if not gone or self._gave_up or (least and len(expired) < max(least, len(written) - len(expired))):
             return
         try:
             self._rank.thin(sorted(gone))
@@ -257,11 +243,10 @@ class StepPolicy:
             return
         lost = self._tensors_of(gone)
         if lost:
-            self._store.drop_tensors(lost - self._tensors_of(self._tensors.keys() - gone))
+            self._store.drop_tensors(lost - self._tensors_of(written.keys() - gone))
         self.dropped += len(gone)
         for step in gone:  # last: an exception before leaves them to the next time
-            del self._tensors[step]
-            self._expiry.pop(step, None)
+            del written[step]
 
 
 # ---
@@ -275,38 +260,28 @@ class StepPolicy:
 # What it takes is bounded before training begins. The bound is shared out among the steps that may be there at once,
 # so what does not fit is the same in every step.
 
-_MADE = {"divergence": "a divergence", "nan": "a NaN or an infinity"}
-
-
-class WholeStep(NamedTuple):
-    """Whole tensors of a step by checksum."""
-
-    step: int
-    tensors: Mapping[int, torch.Tensor]
-
 
 class BlackBox:
-    """Holds the whole tensors of the last steps; the recorder's lock is held around every call.
+    """Holds whole tensors of the last steps until it has written them; the recorder's lock is held around every call.
 
     Attributes:
-        open: whether anything can still make it write what it holds.
+        open: whether it still holds what comes.
         written: what it wrote, for the manifest.
         stored: checksums of that, by step.
     """
 
-    def __init__(self, capture: Capture, digests: Mapping[int, bytes] | None, say: Callable[[str], None]) -> None:
+    def __init__(self, capture: Capture, steps: int, digests: Mapping[int, bytes], say: Callable[[str], None]) -> None:
         """Start with no tensor held; rank 0 says how much memory it may take.
 
         The ranks of a machine share a quarter of its free memory.
 
         Args:
-            capture: with `keep_around` among its options.
-            digests: of the reference's steps, {} where they cannot be read; None without a reference, and then only a
-                NaN has tensors written.
+            capture: what it is.
+            steps: how many steps are held.
+            digests: of the reference's steps; {} where there is none, or it cannot be read.
             say: prints a sentence.
         """
-        launch, steps = capture.launch, capture.options.keep_around
-        assert steps is not None
+        launch = capture.launch
         local = os.environ.get("LOCAL_WORLD_SIZE", "")
         ranks = int(local) if local.isdecimal() and int(local) else 1 if launch is None else launch.world_size
         room = free_memory() // 4 // ranks
@@ -316,13 +291,12 @@ class BlackBox:
         self.open = True
         self.written: list[dict[str, object]] = []
         self.stored: dict[int, frozenset[int]] = {}
-        self._steps: deque[WholeStep] = deque(maxlen=steps)
-        self._aside: list[WholeStep] = []
+        self._steps: deque[tuple[int, Mapping[int, torch.Tensor]]] = deque(maxlen=steps)
+        """Number and whole tensors, by checksum, of each step."""
+        self._aside: list[tuple[int, Mapping[int, torch.Tensor]]] = []
         # Held, set aside, under way, and ended while a device computes.
         self._share = room // (2 * steps + 2 if digests else steps + 2)
-        self._store = capture.store
-        self._digests = digests or {}
-        self._waits = {"nan"} if digests is None else {"nan", "divergence"}
+        self._store, self._digests = capture.store, digests
         self._say, self._note = say, capture.guard.note
         self._taken = 0
         self._left: Site | None = None
@@ -337,9 +311,8 @@ class BlackBox:
             return False
         if value.layout is not torch.strided or value.is_quantized or value.is_meta:
             return False
-        size = _size(value)
-        if in_memory(value.shape, value.stride()) is None and self._taken + size <= self._share:
-            self._taken += size
+        if in_memory(value.shape, value.stride()) is None and self._taken + value.nbytes <= self._share:
+            self._taken += value.nbytes
             return True
         if self._left is None:
             self._left = site
@@ -357,7 +330,8 @@ class BlackBox:
         """
         if belongs_to_script(error):
             raise error
-        self._close()
+        self.open = False
+        self.clear()
         self._note(f"whole tensors are no longer held (--keep-around): {scarcity(error) or error}")
 
     def begin_step(self) -> None:
@@ -384,72 +358,55 @@ class BlackBox:
         """
         if not self.open:
             return
-        before = {checksum: tensor for held in self._steps for checksum, tensor in held.tensors.items()}
+        before = {checksum: tensor for _, held in self._steps for checksum, tensor in held.items()}
         tensors = {checksum: before.get(checksum, tensor) for checksum, tensor in tensors.items()}
-        self._steps.append(WholeStep(step, tensors))  # what did not change since the step before is held once
+        self._steps.append((step, tensors))  # what did not change since the step before is held once
         if self._digests.get(step, digest) != digest and not self._aside:
             self._aside = list(self._steps)
-        if not_finite and "nan" in self._waits:
-            self._write("nan", list(self._steps), f"at step {step}")
+        if not_finite:
+            self._write("nan", "a NaN or an infinity", step, list(self._steps))
 
     def tell_comparison(self, agreed: int, diverged: tuple[int | None] | None) -> None:
         """Drop the steps set aside if the runs agree up to the last of these; write held tensors once they diverge.
 
-        The steps set aside are written if they diverge at one of these, else all steps held now; at the first such call
-        alone.
+        The steps set aside are written if they diverge at one of these, else all steps held now. Nothing once closed.
 
         Args:
             agreed: the last step up to which the runs agree.
             diverged: a tuple of the step at which they diverge, (None,) where it is not one step's; None while they do
                 not.
         """
-        if diverged is None:
-            self._aside = [] if self._aside and self._aside[-1].step <= agreed else self._aside
-        if diverged is None or "divergence" not in self._waits:
-            return
-        (step,) = diverged
-        rolling = list(self._steps)
-        near = [held for held in (self._aside, rolling) if step in {one.step for one in held}]
-        chosen = near[0] if near else rolling
-        self._aside, self._digests = [], {}
-        self._write("divergence", chosen, "" if step is None else f"at step {step}")
+        if self._aside and diverged is None and self._aside[-1][0] <= agreed:
+            self._aside = []
+        if diverged is not None and self.open:
+            is_aside = any(step == diverged[0] for step, _ in self._aside)
+            self._write("divergence", "a divergence", diverged[0], self._aside if is_aside else list(self._steps))
 
-    def _write(self, why: str, steps: list[WholeStep], where: str) -> None:
+    def _write(self, why: str, words: str, at: int | None, steps: list[tuple[int, Mapping[int, torch.Tensor]]]) -> None:
         """Write steps' tensors, each once, note them in `written` and `stored`, and say so, unless there are none.
 
-        This reason is not waited for any more; when none is left to wait for, the box is closed. An error closes it
-        too, with a note.
+        Then nothing is held any more; an error ends it too, with a note.
 
         Args:
             why: `nan` or `divergence`.
+            words: that in words.
+            at: the step at which it happened; None for no step.
             steps: whose tensors.
-            where: for the sentence; "" for no place.
         """
-        self._waits.discard(why)
-        tensors = {checksum: tensor for held in steps for checksum, tensor in held.tensors.items()}
+        tensors = {checksum: tensor for _, held in steps for checksum, tensor in held.items()}
         try:
             for checksum, tensor in tensors.items():
                 save_tensor(self._store, checksum, tensor)
         except Exception as error:  # a disk that is full costs the tensors, and not the run
             self.give_up(error)
             return
-        self.stored |= {held.step: frozenset(held.tensors) for held in steps}
-        numbers, size = [held.step for held in steps], sum(map(_size, tensors.values()))
+        self.stored |= {step: frozenset(held) for step, held in steps}
+        numbers, size = [step for step, _ in steps], sum(tensor.nbytes for tensor in tensors.values())
         if tensors:
             self.written.append({"why": why, "steps": numbers, "tensors": len(tensors), "bytes": size})
             self._say(
-                f"{_MADE[why]} {where}: {count(len(tensors), 'whole tensor')} of "
+                f"{words}{'' if at is None else f' at step {at}'}: {count(len(tensors), 'whole tensor')} of "
                 f"step{'s' * (len(numbers) > 1)} {' and '.join(map(str, numbers))} written ({human_size(size)})"
             )
-        if not self._waits:
-            self._close()
-
-    def _close(self) -> None:
-        """Drop what is held, and hold nothing more."""
         self.open = False
         self.clear()
-
-
-def _size(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's elements."""
-    return tensor.numel() * tensor.element_size()

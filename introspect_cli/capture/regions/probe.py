@@ -112,10 +112,10 @@ class TapProbe(GuardedProbe):
             return  # the module itself is running, with its hooks: its inputs and outputs are recorded as they are
         kind = Kind(tapped.kind)
         step = self._recorder.step
-        counted = 0 if state is None else state.calls_so_far(step, phase)
+        counted = 0 if state is None else state.calls_in(step).get(phase, 0)
         call = self._calls[fqn, phase].number_of(tapped.kind, tapped.path, counted)
         if state is not None:
-            state.count_from(step, phase, max(counted, call + 1))
+            state.calls_in(step)[phase] = max(counted, call + 1)
         is_again = phase is Phase.RECOMPUTE and outermost  # the gradient is that of the first time
         if phase is not Phase.EVAL and not is_again:
             gradient = self._gradient_site(tapped, fqn, module_class, call) if watched else -1

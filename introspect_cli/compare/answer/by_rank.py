@@ -28,7 +28,7 @@ from introspect_cli.compare.steps import factor_notes
 from introspect_cli.compare.table import Tensors, evaluating, phase_code, selected
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.compare.watched import is_list
-from introspect_cli.compare.wholes import Splits, Wholes, wholes_of
+from introspect_cli.compare.wholes import Splits, wholes_of
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Phase
 from introspect_cli.store.remote import prefetch
@@ -131,7 +131,8 @@ class RunPair(NamedTuple):
 def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: Work | None = None) -> Compared:
     """Compare each rank of a with that of b, or, where layout or batch split differ, all ranks of each run as one.
 
-    With `options.ranks` ranks are always compared.
+    With `options.ranks` ranks are always compared. The one outcome of all has notes on the layouts, and that noise runs
+    are not used.
 
     Args:
         a: one run.
@@ -150,18 +151,10 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
     cut = a.ranks and b.ranks and not options.ranks
     wholes = wholes_of(a, b, options, other_roots(a, b, options)) if cut else None
     if wholes is not None:
-        return _compare_wholes(pair, wholes.options, wholes)
+        outcome = pair.compare(wholes.readers, wholes.options, wholes.splits)
+        outcome.notes = [*wholes.notes, *outcome.notes, told("noise-unused") if noise else ""]
+        return Compared(a, b, wholes.options, [outcome], wholes.splits)
     return Compared(a, b, options, compare_ranks(pair, ranks, options, work))
-
-
-def _compare_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:
-    """Compare two layouts, or two splits of a batch, with all ranks and microbatches of each run put together.
-
-    The one outcome also has notes on the layouts, and that noise runs are not used.
-    """
-    outcome = pair.compare(wholes.readers, options, wholes.splits)
-    outcome.notes = [*wholes.notes, *outcome.notes, told("noise-unused") if pair.noise else ""]
-    return Compared(pair.a, pair.b, options, [outcome], wholes.splits)
 
 
 def compare_group(task: Task) -> list[RankOutcome]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.statements import Clues, CodeChanges, Nearness, Ranked, code_on_one_line
+from introspect_cli.compare.changes.statements import CodeChanges, Nearness, Ranked, code_on_one_line
 from introspect_cli.compare.result import Candidate, Certainty, SettingChange
 from introspect_cli.compare.settings.differences import describe, on_one_line, paired
 from introspect_cli.compare.settings.settings import ARGUMENT
 from introspect_cli.store.run import Sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from introspect_cli.compare.answer.compared import (
-        Raised,
-    )
+    from introspect_cli.compare.answer.compared import Raised
+    from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.result import Finding
     from introspect_cli.store.run import Run
 
@@ -109,14 +107,13 @@ _MOST = 1 << 19
 """Characters of unchanged files that are parsed to see who calls whom: some seconds."""
 
 
-def ranked_code(code: CodeChanges | None, clues: Callable[[], Clues | None]) -> CodeChanges | None:
-    """Changes of the code ranked by nearness, without their texts; `clues` of the place are made only for some."""
-    if code is None or not code.ranked:
+def ranked_code(code: CodeChanges | None, at: View | None = None, ending: Raised | None = None) -> CodeChanges | None:
+    """Changes of the code ranked by nearness to a divergence, or to where an exception ended a run, without texts."""
+    if code is None or not code.ranked or not (at or ending):
         return code
-    from introspect_cli.compare.changes.near import ranked
+    from introspect_cli.compare.answer.near import ranked
 
-    changes = [one.change for one in code.ranked]
-    return code._replace(ranked=ranked(changes, code.texts, clues()), texts=({}, {}))
+    return code._replace(ranked=ranked(code, at, ending), texts=({}, {}))
 
 
 def code_changes(a: Run, b: Run) -> CodeChanges | None:
@@ -124,7 +121,7 @@ def code_changes(a: Run, b: Run) -> CodeChanges | None:
 
     Files have their names in b, and changes stand in the order of the code.
 
-    A file that seems to differ in comments or names alone is `unread` where what was redacted may differ too.
+    A file that seems to compute the same is `unread` where what was redacted may differ too.
 
     Raises:
         StoreError: the text of a file is damaged.
@@ -145,12 +142,12 @@ def code_changes(a: Run, b: Run) -> CodeChanges | None:
     side_a, side_b = (
         {name: kept[of[name]].text for name in differing if name in of and name not in unread} for kept, of in runs
     )
-    changes, *quiet = changed_between(side_a, side_b, names)
-    unread |= {name: "secret" for name in (*quiet[0], *quiet[1]) if not all(kept[of[name]].exact for kept, of in runs)}
-    in_comments, in_names = (tuple(name for name in each if name not in unread) for each in quiet)
+    changes, quiet = changed_between(side_a, side_b, names)
+    unread |= {name: "secret" for name in quiet if not all(kept[of[name]].exact for kept, of in runs)}
+    unchanged = tuple(name for name in quiet if name not in unread)
     every = [_texts_of(kept, of, differing) if changes else {} for kept, of in runs]
     ranked = tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
-    return CodeChanges(ranked, in_comments, in_names, tuple(unread.items()), len(names), (every[0], every[1]))
+    return CodeChanges(ranked, unchanged, tuple(unread.items()), len(names), (every[0], every[1]))
 
 
 def _names_in_b(runs: tuple[Run, Run], one: Sources, two: Sources) -> dict[str, str]:
@@ -182,20 +179,3 @@ def _texts_of(kept: Sources, of: Mapping[str, str], wanted: Collection[str]) -> 
         if of[name] in kept and (name in wanted or sum(map(len, texts.values())) < _MOST):
             texts[name] = kept[of[name]].text
     return texts
-
-
-_LINE = re.compile(r"(.+):(\d+)\Z")
-
-
-def parsed_lines(lines: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """`model.py:41` as `("model.py", 41)`; lines of another form are left out."""
-    return tuple((match[1], int(match[2])) for line in lines if (match := _LINE.fullmatch(line)))
-
-
-def clues_of_ending(raised: Sequence[Raised]) -> Clues | None:
-    """Clues where exceptions ended one run alone, or b by another one: the line of the user's code that it left.
-
-    No line where there is none. None where no exception ended a run, or the same one both.
-    """
-    lines = {each.side: parsed_lines([each.where]) for each in raised[-1:] if each.side}
-    return Clues("raised", lines=(lines.get("a", ()), lines.get("b", ()))) if lines else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,6 @@ import numpy as np
 from introspect_cli.compare.answer.causes import (
     code_changes,
     likely_words,
-    parsed_lines,
     ranked_candidates,
     ranked_code,
 )
@@ -23,9 +21,9 @@ from introspect_cli.compare.answer.compared import (
     separate_answers,
 )
 from introspect_cli.compare.answer.weights import MADE_BY_CODE, SAYS_NOTHING, setting_changes, weighed_by_code
-from introspect_cli.compare.changes.statements import Clues, CodeChanges, Nearness
+from introspect_cli.compare.changes.statements import CodeChanges, Nearness
 from introspect_cli.compare.evidence import RANDOM, Known, Thing
-from introspect_cli.compare.names import ancestors, owner_of
+from introspect_cli.compare.names import owner_of
 from introspect_cli.compare.outcome import strip_of
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.draws import unseeded_names
@@ -46,13 +44,7 @@ from introspect_cli.compare.result import (
 from introspect_cli.compare.resumed import RATES, holds_part
 from introspect_cli.compare.say import fact_of, parts_words, sentence, some, told, what_diverges
 from introspect_cli.compare.settings.beginning import (
-    MAY_REST_ON_THEM,
-    MODES,
-    SCRIPT,
-    differing_calls,
     find_first_event,
-    first_difference,
-    last_fillings,
 )
 from introspect_cli.compare.step import Step
 from introspect_cli.compare.table import OTHER, WITHIN
@@ -64,7 +56,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.answer.compared import Compared
     from introspect_cli.compare.changes.statements import CodeChanges
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.compare.settings.beginning import Event
 
 
 def mark_only_change(code: CodeChanges | None, settings: Sequence[SettingChange]) -> CodeChanges | None:
@@ -75,8 +66,7 @@ def mark_only_change(code: CodeChanges | None, settings: Sequence[SettingChange]
     """
     if code is None or len(code.ranked) != 1 or code.unread or code.likely or not code.ranked[0].can_matter:
         return code
-    others = [change for change in settings if change.source not in {*MADE_BY_CODE, "hardware"}]
-    alone = all(change.weight <= SAYS_NOTHING for change in others)
+    alone = all(one.weight <= SAYS_NOTHING for one in settings if one.source not in {*MADE_BY_CODE, "hardware"})
     return code._replace(ranked=(code.ranked[0]._replace(nearness=Nearness.ALONE),)) if alone else code
 
 
@@ -145,7 +135,7 @@ def diverged_answer(answer: DiffResult, compared: Compared, hidden: str) -> Diff
     at = View(best, compared.outcomes)
     first, cut, lost = at.first, cut_short(at), () if resumed is None else resumed.lost
     changed = code_changes(compared.a, compared.b)
-    code = ranked_code(changed, lambda: clues_of(at))
+    code = ranked_code(changed, at, cut)
     offset = any(outcome.offset for outcome in compared.outcomes)
     differ = setting_changes(compared.a, compared.b, at, reason_named(at.cause.reason), offset=offset)
     if not (at.rounding or _is_by_chance(at)):
@@ -206,8 +196,8 @@ def _nothing_changed_words(at: View, code: CodeChanges | None) -> tuple[str, ...
     if code is None or lacks or differ or code.ranked or code.unread:
         return ()
     random = {evidence.known for evidence in at.cause.rests_on(*RANDOM)}
-    quiet = bool(code.in_comments or code.in_names)
-    return (told("nothing-changed", quiet=quiet, random=at.cause.reason == "rng" or random != {Known.EQUAL}),)
+    is_random = at.cause.reason == "rng" or random != {Known.EQUAL}
+    return (told("nothing-changed", quiet=bool(code.unchanged), random=is_random),)
 
 
 # --- what of it leads to changed code
@@ -224,86 +214,5 @@ def _lines_near(later: Divergence, at: View, code: CodeChanges | None, changed: 
     before = np.isin(at.table.site, at.step.divergences.site[: at.step.sites.index(later.site)]) & ~at.table.one_sided
     step = Step(at.step.comparison, at.table.marked(before, WITHIN), at.step.begins, at.step.learned)
     there = View(replace(at.outcome, first=later, step=step, cause=judge(step, step.sites.index(later.site))), ())
-    near = ranked_code(changed, lambda: clues_of(there)) or changed
+    near = ranked_code(changed, there, cut_short(there)) or changed
     return some([one.change.place for one in near.likely if one.change.place in others])
-
-
-_INDEX = re.compile(r"\d+")
-
-
-def clues_of(scene: View) -> Clues:
-    """The names, classes and lines in a first divergence's records by which a code change can be recognised."""
-    cause, site = scene.cause, scene.site
-    tree = scene.step.modules[0] | scene.step.modules[1]
-    subject = cause.module or cause.subject or site.fqn
-    around = owner_of(subject) if cause.reason == "structure" else subject
-    replaced = scene.classes_of(around) if cause.reason in {"structure", "own_code", "module"} else ()
-    subject = scene.parameter_user if cause.reason == "gradient" else around if replaced else subject
-    names = [name for name in (subject, *ancestors(subject)) if name in tree]
-    tensor = site.fqn.rpartition(".")[2]
-    words = {*replaced, _last_part(cause.subject), tensor * (cause.reason in {"initial", "outside"})}
-    for change in scene.tuned:
-        words |= {change.name.rpartition(".")[2], change.about}
-    for name in (*names[:1], *scene.unseen_inside):
-        keys = {key for key, _, _ in scene.attributes(name, every=True)}
-        words |= keys | {"train", "eval"} if "training" in keys else keys
-    if scene.dtypes is not None:
-        words |= {*scene.dtypes, "autocast", "to", "half", "float", "dtype"}
-    lines: tuple[list[str], list[str]] = [scene.first.source if scene.first.a is not None else ""], []
-    if (ended := cut_short(scene)) is not None:
-        lines[ended.side == "b"].append(ended.where)
-    for events, place in zip(_suspect_events(scene), lines, strict=True):
-        # what a module draws tells nothing of why one run has no such module
-        there = [event for event in events if cause.reason != "structure" or event.name == subject]
-        place += [event.line for event in there]
-        words |= {word for event in there for word in event.name.split(".")[-2:]}
-        words |= {*MODES} if any(event.by in MODES for event in there) else set()
-    reason = "structure" if replaced else cause.instead or cause.reason
-    devices = {side.layout.device for side in (scene.first.a, scene.first.b) if side is not None}
-    later = site.phase is not Phase.FORWARD or scene.first.step > 0
-    outer = [name for name in ancestors(site.fqn) if name in tree]
-    leading = ((tree[name].module_class, site.fqn.removeprefix(f"{name}.").partition(".")[0]) for name in outer)
-    return Clues(
-        reason="by_hand" if cause.rests_on(Thing.REWRITTEN) else reason,
-        gap=cause.reason == "gap",
-        classes=tuple(tree[name].module_class for name in names),
-        inside=tuple({tree[name].module_class: 0 for name in scene.unseen_inside}),
-        models=frozenset(_last_part(module.variable) for module in tree.values() if module.variable),
-        optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.steppers for name in side)),
-        words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)),
-        lines=(parsed_lines(lines[0]), parsed_lines(lines[1])),
-        tensor=tensor,
-        roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
-        evaluates=site.evaluates,
-        ran=frozenset(module.module_class for module in tree.values()),
-        behind=() if cause.reason == "gap" or later else tuple(leading),
-        ahead=(tree[cause.module].module_class, cause.after.removeprefix(f"{cause.module}.").partition(".")[0])
-        if cause.after and cause.module in tree
-        else ("", ""),
-        device=devices.pop() if len(devices) == 1 else "",
-        batch_is_equal=any(places.known is Known.EQUAL for places in cause.rests_on(Thing.BATCHES)),
-    )
-
-
-def _suspect_events(scene: View) -> tuple[Sequence[Event], Sequence[Event]]:
-    """Seedings and draws that may be to blame: of a, of b.
-
-    Of a random state in a later step, the calls that set it. Before the first step, the first of each generator that
-    differ, where the reason may rest on them. Of an initial value also its last filling, where function or arguments
-    differ; none where it was filled alike.
-    """
-    runs, rank, reason = scene.runs, scene.first.rank, scene.cause.reason
-    if not scene.is_first_step:
-        return differing_calls(runs, scene.first)[:2] if reason == "rng" else ([], [])
-    filled = last_fillings(runs, rank, scene.site.fqn) if reason == "initial" else (None, None)
-    one, two = (event and (event.by, event.arguments) for event in filled)
-    alike = None not in filled and one == two and len({event and event.state for event in filled}) == 1
-    begins = reason in {"rng", "initial", "structure", "batch"} and not alike
-    names = [*("torch", "python", "numpy") * begins, *[SCRIPT] * (scene.explained_reason in MAY_REST_ON_THEM)]
-    pairs = [*(first_difference(runs, rank, name).first for name in names), *[filled] * (one != two)]
-    return [one for one, _ in pairs if one is not None], [two for _, two in pairs if two is not None]
-
-
-def _last_part(name: str) -> str:
-    """The last part of a dotted name that is no number: `blocks` of `blocks.3`; "" for none."""
-    return next((part for part in reversed(name.split(".")) if not _INDEX.fullmatch(part)), "")

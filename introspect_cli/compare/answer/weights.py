@@ -7,7 +7,6 @@ random state. Noise such as a shell's working directory is left out.
 from __future__ import annotations
 
 import re
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.statements import CodeChanges, Nearness
@@ -24,7 +23,9 @@ from introspect_cli.compare.settings.settings import (
     holds_tensors,
     read_by_one,
 )
+from introspect_cli.compare.table import kind_code
 from introspect_cli.compare.watched import is_list
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -133,7 +134,8 @@ def _weight(change: SettingChange, at: View | None, reason: Reason | None, *, of
     if at is None or reason is None:
         return 0.5
     weight = _weight_by_reason(at, reason, source, name, change)
-    late = not at.may_have_stepped and _is_of_optimizer(change)
+    before = at.site.phase not in {Phase.START, Phase.OPTIMIZER, Phase.EVAL} or at.site.kind is Kind.GRAD
+    late = before and not at.site.call and at.first.step == 0 and _is_of_optimizer(change)  # no optimizer has stepped
     rounds = at.first.size is Size.MORE and chooses_kernel(name)
     return min(weight, _USUAL) if late or rounds else weight
 
@@ -150,7 +152,8 @@ def _weight_by_reason(at: View, reason: Reason, source: str, name: str, change: 
         named = fed and re.match(rf"{re.escape(fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", name)
         return 0.97 if named else 0.85 if fed == "" else _USUAL
     if source == "schedulers":  # of what does not differ, no scheduler makes anything
-        scheduled = at.no_rates or {"lr", "momentum", "betas"} & {each.about for each in at.tuned}
+        recorded = kind_code(Kind.HYPERPARAMETER) in at.step.alignment.kind
+        scheduled = not recorded or {"lr", "momentum", "betas"} & {each.about for each in at.tuned}
         return max(0.9 * weights.get(OPTIMIZERS, _USUAL), _USUAL) if scheduled else _USUAL
     if source == FILES:
         tensors = weights.get("checkpoints", _USUAL) if holds_tensors(name) else _USUAL
@@ -163,9 +166,6 @@ def _weight_by_reason(at: View, reason: Reason, source: str, name: str, change: 
     elif source != "scalers" and reason.names and re.search(reason.names, name, re.IGNORECASE):
         base += 0.1
     return max(min(base, 1.0), 0.5 * (source == RECORDED))
-
-
-_WEIGHT = attrgetter("weight")
 
 
 def setting_changes(
@@ -209,7 +209,7 @@ def setting_changes(
     named = [change for change in changes if change.source == "environment" and change.weight > SAYS_NOTHING]
     if at is not None and len(named) <= 3 and all(change.weight < 0.6 for change in changes):  # it is one of these
         changes = [one._replace(weight=0.8) if one in named else one for one in changes]
-    return tuple(sorted(changes, key=_WEIGHT, reverse=True))
+    return tuple(sorted(changes, key=lambda one: -one.weight))
 
 
 _NEAR = dict(zip(Nearness, (0.98, 0.95, 0.85, 0.7, 0.7, UNLIKELY), strict=True))
@@ -231,8 +231,8 @@ def weighed_by_code(
     """
     keep, code = rounding and any(map(rounds_differently, settings)), code or CodeChanges()
     near = {one.change.file: None if keep and one.likely else _NEAR[one.nearness] for one in reversed(code.ranked)}
-    near |= dict.fromkeys((*code.in_comments, *code.in_names), _IN_COMMENTS)
+    near |= dict.fromkeys(code.unchanged, _IN_COMMENTS)
     files = ((one, near.get(one.name) or one.weight) for one in settings if one.source == "sources")
     weighed = [one._replace(weight=weight if one.explains else min(weight, one.weight)) for one, weight in files]
     others = (one for one in settings if one.source != "sources")
-    return tuple(sorted((*others, *weighed), key=_WEIGHT, reverse=True))
+    return tuple(sorted((*others, *weighed), key=lambda one: -one.weight))

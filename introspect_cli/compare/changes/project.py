@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from difflib import SequenceMatcher, get_close_matches
-from itertools import takewhile, zip_longest
+from itertools import zip_longest
 from pathlib import PurePath
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -24,7 +24,7 @@ from introspect_cli.compare.changes.statements import (
     code_on_one_line,
     first_line,
     statements_of,
-    syntax_of,
+    tree_of,
 )
 from introspect_cli.compare.changes.values import (
     STATEMENTS,
@@ -37,7 +37,7 @@ from introspect_cli.compare.changes.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from introspect_cli.compare.changes.statements import Definition
     from introspect_cli.compare.changes.values import Interned
@@ -223,19 +223,18 @@ def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Itera
 
 def changed_between(
     texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Iterable[str] = ()
-) -> tuple[list[Change], list[str], list[str]]:
-    """(changes as of `changed`, files that differ in comments and formatting alone, files that differ in names alone).
+) -> tuple[list[Change], list[str]]:
+    """(changes as of `changed`, files of both versions that have none).
 
     A file that Python cannot parse is one change of unit `file`. Arguments are those of `changed`.
     """
-    syntax = [{file: syntax_of(text) for file, text in texts.items()} for texts in (texts_a, texts_b)]
-    whole = [file for file in dict.fromkeys([*texts_a, *texts_b]) if None in (each.get(file, "") for each in syntax)]
+    every = dict.fromkeys([*texts_a, *texts_b])
+    whole = [file for file in every if None in (tree_of(each.get(file, "")) for each in (texts_a, texts_b))]
     parsed_a, parsed_b = ({f: t for f, t in texts.items() if f not in whole} for texts in (texts_a, texts_b))
     changes = [changed_file(file, texts_a.get(file), texts_b.get(file)) for file in whole]
     changes += changed(parsed_a, parsed_b, files)
-    quiet = parsed_a.keys() & parsed_b.keys() - {file for each in changes for file in (each.file, each.file_a)}
-    in_comments = [file for file in quiet if syntax[0][file] == syntax[1][file]]
-    return changes, sorted(in_comments), sorted(quiet - {*in_comments})
+    differ = {file for each in changes for file in (each.file, each.file_a)}
+    return changes, sorted((parsed_a.keys() & parsed_b.keys()) - differ)
 
 
 def _statements_of(
@@ -329,7 +328,7 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
 
     No difference are a name of a file that moved to another file with an equal value, one that one version alone binds
     (what reads it differs, unless functions of both versions read it), one that a loop or `__main__` binds and no
-    function reads, and a parameter's added or removed default.
+    function reads, and the default of a parameter that came last.
     Where effects do not differ, calls that are made another number of times are differences.
 
     Args:
@@ -353,11 +352,8 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
 
     for place, other in sorted(pairs.items()):
         calls = a.calls[other], b.calls[place]
-        found = [
-            one
-            for one in differences(effects_of(a, other), effects_of(b, place))
-            if not (_is_called_as_often(one, *calls) or _is_added_default(one, a.nodes[other], b.nodes[place]))
-        ]
+        every = differences(effects_of(a, other), effects_of(b, place))
+        found = [one for one in every if not _changes_nothing(one, (a, other), (b, place))]
         yield from found
         if not found:  # the same values, of other calls: they may draw, or count
             by_key = [{call.key: call for call in made} for made in calls]
@@ -376,34 +372,26 @@ def _is_of_the_run(value: Value) -> bool:
     return main or value.kind == "after"
 
 
-def _is_added_default(one: Difference, a: ast.AST, b: ast.AST) -> bool:
-    """Whether the difference is a default that one of two functions alone has, behind all that both have.
+def _changes_nothing(one: Difference, *held: tuple[Version, Definition]) -> bool:
+    """Whether what one version alone has computes nothing else.
 
-    Calls of it mean what they meant.
-    """
-    part = one.a or one.b
-    if part is None or part.kind != "default" or None not in (one.a, one.b):
-        return False
-    mine, other = (a, b) if one.b is None else (b, a)
-    if not (isinstance(mine, FUNCTIONS) and isinstance(other, FUNCTIONS)):
-        return False
-    names, given = {argument.arg for argument, _ in parameters_of(other)}, mine.args
-    alone = [*takewhile(lambda each: each.arg not in names, reversed([*given.posonlyargs, *given.args]))]
-    return part.node in {*given.defaults[::-1][: len(alone)], *given.kw_defaults}
-
-
-def _is_called_as_often(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:
-    """Whether the difference is a call whose result nobody uses, and both versions make it equally often.
+    That is a call that nobody uses the result of, made equally often, and the default of a parameter behind all that
+    the other version has: calls mean what they meant.
 
     Args:
         one: the difference.
-        a: all calls in a.
-        b: all calls in b.
+        held: the function of a and that of b, each in its version.
     """
     part = one.a or one.b
-    if part is None or part.kind != "unused" or None not in (one.a, one.b):
+    if part is None or None not in (one.a, one.b):
         return False
-    return len({sum(call.key == part.parts[0].key for call in calls) for calls in (a, b)}) == 1
+    if part.kind == "unused":
+        return len({sum(call.key == part.parts[0].key for call in v.calls[place]) for v, place in held}) == 1
+    if part.kind != "default":
+        return False
+    mine, other = (v.nodes[place] for v, place in (held if one.b is None else held[::-1]))
+    behind = parameters_of(mine)[len(parameters_of(other)) :]
+    return part.node in {*mine.args.kw_defaults, *(default for _, default in behind)}
 
 
 def _learn_names(a: Version, b: Version, pairs: Mapping[Definition, Definition], found: Iterable[Difference]) -> bool:

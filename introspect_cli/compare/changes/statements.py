@@ -98,20 +98,6 @@ def tree_of(text: str) -> ast.Module | None:
         return None
 
 
-def syntax_of(text: str) -> str | None:
-    """A file's syntax as text, without comments and docstrings, definitions sorted by name: to be compared.
-
-    None where Python cannot parse it.
-    """
-    tree = tree_of(text)
-    for node in [] if tree is None else ast.walk(tree):
-        if isinstance(node, (ast.Module, *DEFINITIONS)):
-            if ast.get_docstring(node, clean=False) is not None:
-                node.body.pop(0)
-            node.body.sort(key=lambda each: getattr(each, "name", "") if isinstance(each, DEFINITIONS) else "")
-    return None if tree is None else ast.dump(tree)
-
-
 def first_line(node: ast.stmt) -> int:
     """The line in which a statement begins, decorators included."""
     decorators = node.decorator_list if isinstance(node, DEFINITIONS) else ()
@@ -184,10 +170,7 @@ def statements_of(
         yield from statements_of(file, [each for name in BLOCKS for each in getattr(node, name, ())], *inner)
 
 
-# --- how near a changed statement is to the first divergence, and by which clues
-
-SourceLine: TypeAlias = tuple[str, int]
-"""File and line of the user's code."""
+# --- how near a changed statement is to the first divergence
 
 
 class Nearness(str, Enum):
@@ -207,47 +190,6 @@ class Nearness(str, Enum):
 
 
 ORDER = list(Nearness)
-
-
-class Clues(NamedTuple):
-    """Names and lines on record at a divergence, with which changed statements are matched.
-
-    Attributes:
-        reason: the word of its reason; of a gap, that which would apply if all had been recorded.
-        gap: whether evidence is missing.
-        classes: of the module it is about and of those around it, the innermost first.
-        inside: classes of the modules inside it whose outputs are not on record.
-        models: what the script calls its models.
-        optimizers: classes of the optimizers that step.
-        words: names that differ or are known to matter: hyper-parameters, attributes, what one run only has.
-        lines: file and line of the user's code that the records of a and of b themselves name.
-        tensor: what the tensor is called in its module.
-        roots: classes of the modules that no other holds.
-        batch_is_equal: whether the batches of the step are on record and equal.
-        ran: classes of all modules that either run has.
-        evaluates: whether it is in an evaluation.
-        behind: of a place in the first forward pass, classes around it, each with what it calls the module that leads
-            there: what these run after it is no cause.
-        ahead: the class whose forward it is in, and what that calls the last module inside that agreed.
-        device: where the tensor is in both runs; "" where that is not known, or not the same.
-    """
-
-    reason: str
-    gap: bool = False
-    classes: tuple[str, ...] = ()
-    inside: tuple[str, ...] = ()
-    models: frozenset[str] = frozenset()
-    optimizers: tuple[str, ...] = ()
-    words: frozenset[str] = frozenset()
-    lines: tuple[tuple[SourceLine, ...], tuple[SourceLine, ...]] = ((), ())
-    tensor: str = ""
-    roots: tuple[str, ...] = ()
-    batch_is_equal: bool = False
-    ran: frozenset[str] = frozenset()
-    evaluates: bool = False
-    behind: tuple[tuple[str, str], ...] = ()
-    ahead: tuple[str, str] = ("", "")
-    device: str = ""
 
 
 class Ranked(NamedTuple):
@@ -277,8 +219,7 @@ class CodeChanges(NamedTuple):
 
     Attributes:
         ranked: changed statements, the most likely cause first.
-        in_comments: files that differ in comments, formatting or the order of definitions alone.
-        in_names: files that differ in the names of variables, and in comments, alone.
+        unchanged: files that differ and compute the same: in comments, formatting, order or the names of variables.
         unread: files that differ and of which a text is not there, with why: `text` (a run did not keep it), `secret`
             (only what was redacted can differ, or comments), `binary`.
         compared: how many files either run has a digest of, one that was renamed counted once.
@@ -286,8 +227,7 @@ class CodeChanges(NamedTuple):
     """
 
     ranked: tuple[Ranked, ...] = ()
-    in_comments: tuple[str, ...] = ()
-    in_names: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     compared: int = 0
     texts: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})

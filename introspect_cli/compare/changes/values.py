@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.changes.statements import Definition
 
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-_TURNED = {ast.IsNot: ast.Is, ast.NotEq: ast.Eq, ast.NotIn: ast.In}
-_SWAPPED = {ast.Gt: ast.Lt, ast.GtE: ast.LtE}
+_TURNED = {"IsNot": "Is", "NotEq": "Eq", "NotIn": "In"}
+_SWAPPED = {"Gt": "Lt", "GtE": "LtE"}
 STATEMENTS = frozenset(
     {"do", "store", "return", "if", "loop", "with", "try", "match", "raise", "assert", "delete", "break", "continue"}
     | {"defines", "unused"}
@@ -144,25 +144,23 @@ class Reader:
         described = (kind, *((part.key,) if isinstance(part, Value) else (type(part), part) for part in parts))
         return Value(kind, parts, node, self._file, self._interned.setdefault(described, len(self._interned)))
 
-    def read(
-        self, node: Any, env: Environment, numbers: Mapping[str, int] | None = None, *, whole: bool = False
-    ) -> None:
+    def read(self, node: Any, env: Environment, numbers: Mapping[str, int] | None = None) -> None:
         """Add the effects of a function, class or file: decorators, bases and defaults, then its body.
 
-        Of a lambda, a `return`; of a class or file, `defines` for the names that it binds and that are no imports.
+        Of a lambda, a `return`; of a class or file, `defines` for the names that it binds and that are no imports, and,
+        where it is inside another one, for the functions and classes in it.
 
         Args:
             node: the syntax.
             env: names around it; not changed.
             numbers: a parameter is known by its place, or by its number here, not by its name.
-            whole: whether functions and classes inside a class or file are read too.
         """
         inner = dict(env)
         heads = [each for name in ("decorator_list", "bases", "keywords") for each in getattr(node, name, ())]
         for part in heads:
             self._add_effect("head", part, self.value(getattr(part, "value", part), dict(env)))
         if not isinstance(node, (*FUNCTIONS, ast.Lambda)):
-            self.read_block([each for each in node.body if whole or not isinstance(each, DEFINITIONS)], inner)
+            self.read_block([each for each in node.body if self._depth or not isinstance(each, DEFINITIONS)], inner)
             for name, value in inner.items():
                 if env.get(name) is not value and not isinstance(value.node, _IMPORTS):
                     self._add_effect("defines", value.node, self.names.renamed.get(name, name), value)
@@ -227,16 +225,13 @@ class Reader:
 
         A chain of several keeps its operators and order.
         """
-        values = [self.value(each, env) for each in (node.left, *node.comparators)]
         if len(node.ops) > 1:
-            return self.make("compare", node, " ".join(type(op).__name__ for op in node.ops), *values)
-        one, two = values
-        kind: type[ast.cmpop] = type(node.ops[0])
-        if kind in _TURNED:
-            return self.make("not", node, self.make("compare", node, _TURNED[kind].__name__, one, two))
+            return self._generic_value(node, env)
+        kind, one, two = type(node.ops[0]).__name__, self.value(node.left, env), self.value(node.comparators[0], env)
         if kind in _SWAPPED:
             kind, one, two = _SWAPPED[kind], two, one
-        return self.make("compare", node, kind.__name__, one, two)
+        compared = self.make("compare", node, _TURNED.get(kind, kind), one, two)
+        return self.make("not", node, compared) if kind in _TURNED else compared
 
     def _on_ifexp(self, node: ast.IfExp, env: Environment) -> Value:
         test = self.value(node.test, env)
@@ -252,7 +247,7 @@ class Reader:
     def _nested_value(self, node: Any, env: Environment) -> Value:
         """A nested function, lambda or class as a value made of its effects."""
         reader = self._inner_reader(self._file)
-        reader.read(node, {**env, getattr(node, "name", ""): self.make("itself", node)}, whole=True)
+        reader.read(node, {**env, getattr(node, "name", ""): self.make("itself", node)})
         return self.make("function", node, self.make("list", node, *reader.all_effects()))
 
     _on_lambda = _nested_value

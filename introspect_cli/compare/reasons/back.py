@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known, with_state
-from introspect_cli.compare.measure import ROUNDING
 from introspect_cli.compare.reasons.base import cause, evidence_of, is_fed
 from introspect_cli.compare.reasons.ranks import reduction_factor
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step import PASSES
-from introspect_cli.compare.table import EQUAL, PHASES
-from introspect_cli.derived import scale_between
+from introspect_cli.compare.table import DIFFERENT, EQUAL, PHASES
+from introspect_cli.derived import ROUNDING, scale_between
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ _REST = 1e-5
 """What is left of a gradient beside the best multiple of the other, where that is no rounding of a factor."""
 
 
-_TOGETHER = ("clipping", "unscaling", "accumulation")
+_TOGETHER = "factors"
 """What multiplies all gradients by one factor, where a step has one backward pass."""
 
 
@@ -52,8 +51,8 @@ def excluded_handling(at: View) -> frozenset[str]:
     if several or at.site.call or sparse:
         return frozenset()
     if max(map(len, at.optimizers)) < 2 and _has_equal_gradient(at):
-        return frozenset({*_TOGETHER, "zero-grad"})
-    return frozenset(_TOGETHER if _has_no_factor(at) else ())
+        return frozenset({_TOGETHER, "zero-grad"})
+    return frozenset({_TOGETHER} if _has_no_factor(at) else ())
 
 
 def _has_equal_gradient(at: View) -> bool:
@@ -133,18 +132,14 @@ def left_in_gradient(at: View) -> Iterator[str]:
 
     `reduction` with several ranks. Then kinds of handling: those of `_TOGETHER` where one factor fits and they are not
     ruled out; else all that are not. Then `use-in-module` where only some gradients differ and a module uses the
-    parameter, and `penalty`. Where the distance is rounding, `_TOGETHER` is ruled out and a module uses the parameter,
-    it is `rounding-in-backward` instead.
+    parameter, and `penalty`.
     """
-    gone, (differ, every) = excluded_handling(at), at.alike
+    gone, states = excluded_handling(at), at.step.state[at.step.of(Kind.GRAD, frozenset({at.site.phase}))]
     if max(run.world_size for run in at.runs) > 1:
         yield "reduction"
-    if gone and at.rounding and at.parameter_user:
-        yield "rounding-in-backward"
-        return
     factor = at.first.scale is not None and not gone
-    yield from (code for code in _TOGETHER + ("zero-grad", "gradient-by-hand") * (not factor) if code not in gone)
-    if differ != every and at.parameter_user:
+    yield from (code for code in (_TOGETHER, *("zero-grad", "gradient-by-hand") * (not factor)) if code not in gone)
+    if (states[states > 0] != DIFFERENT).any() and at.parameter_user:
         yield "use-in-module"
     yield "penalty"
 

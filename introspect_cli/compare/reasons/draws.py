@@ -143,12 +143,10 @@ def find_random_cause(at: View) -> Iterator[Finding]:
     yield from set_by or find_one_sided_draw(at)
 
 
-def left_in_state(at: View) -> Iterator[str]:
-    """Codes of the remaining causes of a random state that differs: seeds or draws, by when it is recorded."""
-    if at.site.phase is Phase.START and at.is_first_step:
-        yield from ("not-restored" if is_resumed_start(at) else "seed", "draws-before-state")
-    else:
-        yield "script-generator" if " " in at.site.fqn else "draws-between"
+def left_in_state(at: View) -> tuple[str, ...]:
+    """The code of the remaining cause of a random state that differs, by when it is recorded."""
+    begins = at.site.phase is Phase.START and at.is_first_step
+    return ("draws-between" if not begins else "not-restored" if is_resumed_start(at) else "seed-or-draws",)
 
 
 # --- generators that nobody seeded

@@ -14,13 +14,13 @@ from introspect_cli.compare.result import Certainty, Finding, Role
 from introspect_cli.compare.say import both_values, evidence_words, told, what
 from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, SCRIPT, find_first_event
 from introspect_cli.compare.table import ABSENT, EQUAL, NOT_SEEN, WITHIN, of_kinds
-from introspect_cli.records import GIVEN, SETTING_KINDS, Kind, Phase
+from introspect_cli.records import SETTING_KINDS, Kind
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
 
-_STATES = frozenset({Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE})
+_HELD = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE, Kind.RNG})
 _RAN_UNSEEN = {Thing.PASSED_OVER: "passed-over", Thing.RAN_UNSEEN: "ran-unseen"}
 _NEVER_RANDOM = frozenset({"backward", "plain", "loss"})
 
@@ -68,28 +68,13 @@ def _head_of(at: View) -> str:
     if after and after == before:
         after, before = f"call {site.call - 1} of {after}", f"call {site.call}"
     name = what(site, "" if at.explained_reason in {"script", "backward", "propagated"} else first.module_class)
-    is_state, updates = site.kind in _STATES, site.phase is Phase.OPTIMIZER
-    moments = {
-        "run-at": bool(first.source) and (site.kind is Kind.COLLECTIVE or not first.only),
-        "taken": site.kind is Kind.GRAD and updates,
-        "late": at.explained_reason == "initial" and first.step > 0,
-        "untrained": at.explained_reason == "initial",
-        "begins": site.phase is Phase.START,
-        "given": is_state and site.path == GIVEN,
-        "updated": is_state and updates and not site.call,
-        "forward": is_state and site.phase is Phase.FORWARD,
-        "within": is_state and updates,
-    }
-    moment = next((say.MOMENTS[code] for code, holds in moments.items() if holds), "").format(
-        step=first.step, source=first.source
-    )
+    where = {"name": name, "moment": say.MOMENTS.get(site.phase, "") * (site.kind in _HELD), "source": first.source}
     if first.only:
-        return told("only-has-it", side=first.only, name=name, moment=moment)
+        return told("only-has-it", side=first.only, **where)
     values = both_values(first) if site.kind is not Kind.RNG else ""
     return told(
         "differs-by",
-        name=name,
-        moment=moment,
+        **where,
         size=values or say.far(first),
         times="" if first.scale is None else f"{first.scale:.6g}",
         place=told("between", after=after, before=before, module=cause.module) if cause.reason == "own_code" else "",
@@ -102,10 +87,10 @@ def _head_of(at: View) -> str:
 def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:
     """Lines of evidence under the answer, in this order.
 
-    Compared steps before the divergence, and records before it in its step that agree; what first passed by tolerance;
-    evidence that is equal, within tolerance, in another form, or not observed (none that differs); counts; modules
-    called another number of times; draws of one run alone; the script's seedings, in the first step and for reasons
-    that may rest on them. Of the last three, findings whose text is in `story` are left out.
+    Compared steps before the divergence, and records before it in its step that agree; evidence that is equal, within
+    tolerance, in another form, or not observed (none that differs); modules called another number of times; draws of
+    one run alone; the script's seedings, in the first step and for reasons that may rest on them. Of the last three,
+    findings whose text is in `story` are left out.
     """
     clauses = []
     if not at.is_first_step:
@@ -118,13 +103,10 @@ def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:
         every = count(sum(before.values()) - before[ABSENT], "record")
         numbers = {"equal": before[EQUAL], "within": before[WITHIN], "unseen": before[NOT_SEEN]}
         clauses.append(told("records-before", all=every, step=at.first.step, **numbers))
-    clauses += [told("first-tolerated", first=at.tolerated)] if at.tolerated else []
     states = (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
     clauses += [
         f"{state.value.capitalize()}: {words}." for state in states if (words := evidence_words(story.evidence, state))
     ]
-    if at.explained_reason in {"gradient", "initial", "outside"} and not at.first.only:
-        clauses.append(told("alike", kinds=at.site.kind.several, differ=at.alike[0], all=at.alike[1]))
     further = [*find_call_counts(at), *find_one_sided_draw(at)]
     if at.is_first_step and at.explained_reason in MAY_REST_ON_THEM:
         further += find_first_event(at.runs, at.first.rank, SCRIPT)

@@ -167,11 +167,11 @@ def draws_nothing(module_class: str) -> bool:
 
 
 def left_in_module(at: View) -> Iterator[str]:
-    """Codes of the remaining causes: code, options, mode, kernel.
+    """Codes of the remaining causes: code and mode, options and kernel.
 
     Earlier draws and changed parameters too, where they were not observed.
     """
-    yield from ("code", "options", "mode", "kernel")
+    yield from ("code", "kernel")
     random = at.cause.rests_on(*RANDOM)
     if not draws_nothing(at.first.module_class) and any(fact.thing is Thing.RANDOM_AT_START for fact in random):
         yield "draws-before"
@@ -212,17 +212,6 @@ def find_normalisation(at: View) -> Iterator[Finding]:
     a, b = at.first.a, at.first.b
     if a and b and a.layout.dtype.startswith(WHOLE) and (line := straight_line(moments(a), moments(b))):
         yield found("normalised", line=f"{line[0]:.4g} a {'-' if line[1] < 0 else '+'} {abs(line[1]):.4g}")
-
-
-def left_in_batch(at: View) -> Iterator[str]:
-    """Codes of the remaining causes.
-
-    Sizes, else conversion, else this part if all others are equal, else all that shuffles.
-    """
-    unions = at.step.of(Kind.BATCH, frozenset({at.site.phase}), at.site.fqn)
-    rest = unions[(at.step.alignment.call[unions] == at.site.call) & (unions != at.union)]
-    of_values = "this-part" if at.step.known(rest) is Known.EQUAL else "samples"
-    yield "batch-size" if at.reshaped else "conversion" if at.dtypes else of_values
 
 
 # --- what the script gives to a model

@@ -132,7 +132,7 @@ ROWS: Final = (
         "The data loader gave another batch.",
         frozenset({Kind.BATCH}),
         applies=forward.batch_cause,
-        left=forward.left_in_batch,
+        left=lambda at: ("batch-size",) if at.reshaped else ("samples",),
         weights={"command": 0.9, "seeds": 0.95},
         names="seed|worker|batch|shuffle|data|block|seq|sampler|augment",
     ),
@@ -182,7 +182,7 @@ ROWS: Final = (
         "op",
         "An operator whose inputs are equal gives another result.",
         frozenset({Kind.OP_OUTPUT}),
-        left=lambda at: ("backward-of-operator",) if at.site.phase is Phase.BACKWARD else ("options", "kernel"),
+        left=lambda at: ("backward-of-operator",) if at.site.phase is Phase.BACKWARD else ("kernel",),
         weights=KERNEL_WEIGHTS,
     ),
     Reason(

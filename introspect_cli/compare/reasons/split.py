@@ -8,7 +8,9 @@ weighted alike.
 from __future__ import annotations
 
 import re
+from functools import partial
 from itertools import chain
+from math import isclose
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from introspect_cli.records import Site
 
 _CLOSE, _EXACT = 1e-3, 1e-4
+_is_near = partial(isclose, rel_tol=_CLOSE)
 _ROUND = 1e-5
 """How near to a number of two digits a norm is that clipping left."""
 _DEPENDS_ON_PARTS = re.compile(r"BatchNorm|Dropout|RReLU")
@@ -116,7 +119,7 @@ def _gradient_finding(step: Step) -> Finding | None:
     # A factor that only comes after the backward pass is no loss's.
     times = factor if inside is None else inside / (step.comparison.b.rank_count / step.comparison.a.rank_count)
     for side, wanted, by in (("b", b, b), ("a", 1 / a, a), ("a, b", b / a, b)):
-        if wanted != 1 and is_near(times, wanted) and (is_near(times, factor) or (times > 1) == (factor > 1)):
+        if wanted != 1 and _is_near(times, wanted) and (_is_near(times, factor) or (times > 1) == (factor > 1)):
             return found("split-summed", times=f"{times:.4g}", side=side, number=by)
     return None
 
@@ -138,7 +141,7 @@ def _clipping_finding(step: Step, more: str) -> Finding | None:
         rows = np.flatnonzero(of_grad & (step.alignment.call[half.sites] == 0))
         norms.append(float(np.linalg.norm(Records(half.batch, rows, layouts).norms)))
     written = [norm > 0 and abs(float(f"{norm:.2g}") / norm - 1) < _ROUND for norm in norms]
-    if not any(written) or (all(written) and not is_near(*norms)):
+    if not any(written) or (all(written) and not _is_near(*norms)):
         return None
     side = more if all(written) else "ab"[written.index(True)]
     return found("split-clipped", side=side, norm=f"{norms[written.index(True)]:.4g}")
@@ -158,7 +161,7 @@ def _loss_finding(step: Step, site: Site) -> Finding | None:
             if number < 2 or len(whole) != 1 or len(counts) != number or not all(counts) or len(set(counts)) == 1:
                 continue
             weighted = float(np.average(parts, weights=counts))
-            if any(is_near(weighted * times, whole[0], _EXACT) for times in {1, number, usual}):
+            if any(_is_near(weighted * times, whole[0], rel_tol=_EXACT) for times in {1, number, usual}):
                 numbers = ", ".join(f"{count:,}" for count in counts)
                 return found("split-uneven", side=side, by=by, counts=numbers, other=OTHER[side])
     return None
@@ -194,8 +197,3 @@ def _common_factor(step: Step) -> float | None:
     sizes = np.linalg.norm(two, axis=1)
     fits = np.linalg.norm(two - factor * one, axis=1) <= _CLOSE * np.maximum(sizes, _CLOSE * sizes.max())
     return factor if factor > 0 and bool(fits.all()) else None
-
-
-def is_near(one: float, two: float, close: float = _CLOSE) -> bool:
-    """Whether two numbers differ by at most `close` (inclusive), relative to the larger magnitude."""
-    return abs(one - two) <= close * max(abs(one), abs(two))

@@ -62,14 +62,14 @@ def find_initial_draw(at: View) -> Iterator[Finding]:
 def left_in_initial(at: View) -> Iterator[str]:
     """Codes of the remaining causes of an initial value.
 
-    `before-recorded` alone in a later step than the first, `cast` or `sizes` alone where dtype or shape differ. Else
+    `before-recorded` alone in a later step than the first, `built` alone where dtype or shape differ. Else
     initialisation, seed, checkpoint and changes by the script; no seed where random states at the start are equal,
     where b is a multiple of a, or where only rounding differs.
     """
     if at.first.step:
         yield "before-recorded"
     elif at.dtypes or (at.reshaped and not at.step.comparison.match.is_port):
-        yield "cast" if at.dtypes else "sizes"
+        yield "built"
     else:
         seeded = at.known(Thing.RANDOM_AT_START) is not Known.EQUAL and at.first.scale is None and not at.rounding
         yield from ("initialisation", *(["seed"] if seeded else []), "checkpoint")

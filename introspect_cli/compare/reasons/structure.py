@@ -179,7 +179,7 @@ _UPDATED = frozenset({Kind.GRAD, Kind.OPTIMIZER_STATE})
 _GRADIENTS = frozenset({Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
 _ALL = frozenset(Kind)
 _CLAUSES: tuple[tuple[AbstractSet[Kind], Callable[[View], Iterable[Finding]]], ...] = (
-    ({Kind.OP_OUTPUT}, lambda at: [found("other-operators", line=at.first.source, other=at.side_without)]),
+    ({Kind.OP_OUTPUT}, lambda at: [found("other-operators", other=at.side_without)]),
     (_UPDATED, _find_not_optimized),
     (_UPDATED, _find_other_optimizer),
     (_ALL, _find_tied),

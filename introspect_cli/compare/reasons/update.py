@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.evidence import Cause, Known, Thing, with_state
 from introspect_cli.compare.names import owner_of
 from introspect_cli.compare.reasons.base import cause, evidence_of
-from introspect_cli.compare.reasons.ranks import side_with_copies
 from introspect_cli.compare.say import finds, found
-from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes, recorded_names
+from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.settings.settings import chooses_kernel
 from introspect_cli.compare.step import (
     PASSES,
@@ -17,7 +16,6 @@ from introspect_cli.compare.step import (
     gradients_in_step,
     inputs,
     lacks_gradient,
-    owing_side,
     state_before,
     value_before,
 )
@@ -85,14 +83,6 @@ def find_other_optimizer(at: View) -> Iterator[Finding]:
 
 
 @finds("optimizer")
-def find_partial_sum(at: View) -> Iterator[Finding]:
-    """Finding where the ranks of one run had not yet added up the gradient as the optimizer took it."""
-    if at.cause.rests_on(Thing.GRADIENT_SUM):
-        sites = at.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}), at.site.fqn)
-        yield found("owed", side=side_with_copies(at.first) or owing_side(at.step, sites.tolist()))
-
-
-@finds("optimizer")
 def find_fresh_state(at: View) -> Iterator[Finding]:
     """Finding where one run's optimizer counts 1 step and the other's more or fewer.
 
@@ -140,18 +130,12 @@ def find_unchanged(at: View) -> Iterator[Finding]:
 
 
 def left_in_optimizer(at: View) -> Iterator[str]:
-    """Codes of the remaining causes: the optimizer; its state, hyper-parameters and gradients where not recorded.
-
-    For a state at the start of a step only `checkpoint`.
-    """
+    """Codes of the remaining causes; of a state at the start of a step only `checkpoint`."""
     yield "checkpoint" if at.site.phase is Phase.START else "optimizer"
-    later = at.step.comparison.offset or not at.is_first_step
-    if not at.is_first_step and Kind.OPTIMIZER_STATE not in at.step.comparison.kinds:
-        yield "optimizer-state"
-    if later and not recorded_names(at.table) and not at.tuned:
-        yield "hyperparameters"
     if at.site.call:
         yield "gradients-in-step"
+    if at.cause.rests_on(Thing.GRADIENT_SUM):
+        yield "reduction"
 
 
 # --- tensors that a step changes and no optimizer

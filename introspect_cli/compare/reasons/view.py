@@ -13,10 +13,8 @@ from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.settings.hyperparameters import Optimizers, hyperparameter_changes, recorded_names
 from introspect_cli.compare.step import unseen_inside
 from introspect_cli.compare.table import (
-    DIFFERENT,
     KINDS,
     OTHER,
-    kind_code,
 )
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, Phase
 
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.records import ModuleInfo
     from introspect_cli.store.run import Settings
 
 
@@ -106,12 +105,6 @@ class View:
         """Whether it is in the first compared step."""
         return self.first.step == int(self.compared[0])
 
-    @cached_property
-    def alike(self) -> tuple[int, int]:
-        """How many of the step's records of this kind and phase differ or are one-sided; how many there are."""
-        states = self.step.state[self.step.of(self.site.kind, frozenset({self.site.phase}))]
-        return int((states == DIFFERENT).sum()), int((states > 0).sum())
-
     # --- what ran
 
     def recorded(self, side: str, sites: Iterable[int]) -> list[int]:
@@ -126,6 +119,11 @@ class View:
         return len(self.recorded("a", losses)), len(self.recorded("b", losses))
 
     # --- modules
+
+    @property
+    def modules(self) -> dict[str, ModuleInfo]:
+        """The modules of either run by name; of one that both have, what b says of it."""
+        return self.step.modules[0] | self.step.modules[1]
 
     @property
     def module(self) -> str:
@@ -227,22 +225,6 @@ class View:
         """`optimizers`; where both lists are empty, the optimizers whose settings hold the parameter: in a, in b."""
         held = self.setup.holders("a", {self.site.fqn}), self.setup.holders("b", {self.site.fqn})
         return self.optimizers if any(self.optimizers) else held
-
-    @property
-    def no_rates(self) -> bool:
-        """Whether neither run recorded any hyper-parameter, in any step."""
-        return kind_code(Kind.HYPERPARAMETER) not in self.step.alignment.kind
-
-    @property
-    def may_have_stepped(self) -> bool:
-        """Whether an optimizer may have stepped before, also in a process that was not recorded.
-
-        False only in step 0, for the first call of a record that is a gradient or
-        of a phase other than start, optimizer and evaluation.
-        """
-        site = self.site
-        after = site.phase in {Phase.START, Phase.OPTIMIZER, Phase.EVAL} and site.kind is not Kind.GRAD
-        return after or site.call > 0 or self.first.step > 0
 
     # --- data
 

@@ -5,7 +5,6 @@ All documents are compared, optimizers in `hyperparameters.py`.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import sys
@@ -24,7 +23,6 @@ from introspect_cli.compare.settings.differences import (
     unequal_values,
 )
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, Optimizers, optimizer_differences
-from introspect_cli.errors import StoreError
 from introspect_cli.texts import begin_alike, clean, gpu_names
 
 if TYPE_CHECKING:
@@ -61,13 +59,13 @@ class ReadFile(NamedTuple):
     size: Any
 
     def text(self) -> str | None:
-        """The text, decoded, not cached; None where the run did not keep it or it is damaged."""
-        if not isinstance(self.digest, str) or self.digest not in self.run.kept_sources:
-            return None
-        try:
-            data = self.run.source(self.digest)
-        except StoreError:
-            return None
+        """The text, decoded, not cached; None where the run did not keep it.
+
+        Raises:
+            StoreError: it is damaged.
+        """
+        kept = str(self.digest) in self.run.kept_sources
+        data = self.run.source(str(self.digest)) if kept else None
         return None if data is None else data.decode("utf-8", "replace")
 
 
@@ -140,13 +138,11 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[SettingChange]:
 
 
 def parsed(text: str, ending: str) -> Any:
-    """JSON, YAML, TOML or INI as nested data, by the file's `ending`.
+    """JSON, YAML or TOML as nested data, by the file's `ending`.
 
     None for another ending, malformed text, YAML that shares more than `_MOST` values or has more than
     `_MOST_LINES` lines, and what is no list or mapping; for TOML also before Python 3.11.
     """
-    import configparser
-
     try:
         if ending == ".json":
             content = json.loads(text)
@@ -157,13 +153,9 @@ def parsed(text: str, ending: str) -> Any:
             import tomllib
 
             content = tomllib.loads(text)
-        elif ending in {".ini", ".cfg", ".conf"}:
-            parser = configparser.RawConfigParser(strict=False)
-            parser.read_string(text)
-            content = {section: dict(parser.items(section)) for section in parser.sections()}
         else:
             return None
-    except (ValueError, yaml.YAMLError, configparser.Error, RecursionError):
+    except (ValueError, yaml.YAMLError, RecursionError):
         return None
     return content if isinstance(content, (dict, list)) else None
 
@@ -221,7 +213,10 @@ def differences(a: Run, b: Run, rank: int | None = None, rename: Callable[[str],
     same_name = words_a and words_b and PurePath(words_a[0]).name == PurePath(words_b[0]).name
     if same_name and "sources" in settings_a and "sources" in settings_b:
         words_b[0] = words_a[0]  # what the script holds has a hash; its folder explains nothing
-    yield from _document_differences("command", command_options(words_a), command_options(words_b))
+    given = (
+        {name: " ".join(each) or "given" for name, each in arguments(words).items()} for words in (words_a, words_b)
+    )
+    yield from _document_differences("command", *given)
     # what one capture was asked not to keep is no change
     for source in (name for name in settings_a if name != "command" and name in settings_b):
         one, two = settings_a[source], settings_b[source]
@@ -231,8 +226,10 @@ def differences(a: Run, b: Run, rank: int | None = None, rename: Callable[[str],
             yield from built_differences(one, two) if source == "built" else _document_differences(source, one, two)
     if all(FILES in run.settings for run in (a, b)):
         yield from file_differences(a, b)
-    given = (run.manifest.get("options", {}) for run in (a, b))
-    yield from _document_differences("options", *({f"--{name}": each.get(name) for name in _OPTIONS} for each in given))
+    chosen = (run.manifest.get("options", {}) for run in (a, b))
+    yield from _document_differences(
+        "options", *({f"--{name}": each.get(name) for name in _OPTIONS} for each in chosen)
+    )
 
 
 def _document_differences(source: str, a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[SettingChange]:
@@ -262,56 +259,26 @@ ARGUMENT = "argument "
 """Begins the names of arguments that stand by themselves; no option has a space in it."""
 
 _ASSIGNED = re.compile(r"[\w.+]+=")
-_AGAIN = re.compile(r" \(\d+\)$")
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
 
-def arguments(argv: Iterable[str]) -> dict[str, Any]:
-    """A command line by name, in its order.
+def arguments(argv: Iterable[str]) -> dict[str, list[str]]:
+    """The words of a command line by name, in its order; `--lr 1e-3`, `--lr=1e-3` and `lr=1e-3` are alike.
 
-    Args:
-        argv: words; `--lr 1e-3`, `--lr=1e-3` and `lr=1e-3` are alike.
-
-    Returns:
-        An option's value, True for a flag, and a list where several words follow it; `argument 0` and so on for what
-        stands by itself. Of `-p lr=1 -p depth=2`, `-p lr` and `-p depth`; of what else is given again, `-v (2)`.
+    An option has the words behind it; of one that is given again, its name stands between them. What stands by itself
+    is `argument 0` and so on.
     """
-    values: dict[str, Any] = {}
+    named: dict[str, list[str]] = {}
     option = ""
     for word in argv:
-        given, equals, value = word.partition("=") if OPTION.match(word) else ("", "", word)
-        if given:
-            again = (f"{given} ({number})" for number in itertools.count(2))
-            option = next(name for name in itertools.chain([given], again) if name not in values)
-            values[option] = True
-            if not equals:
-                continue
-        name, assigned, part = value.partition("=") if _ASSIGNED.match(value) else ("", "", value)
-        if option and values[option] is True:
-            if assigned:  # of `-p lr=1`, `-p lr`
-                del values[option]
-                option = f"{option.partition(' ')[0]} {name}"
-            values[option] = part
-        elif assigned:
-            values[name], option = part, ""
+        if OPTION.match(word) or (not option and _ASSIGNED.match(word)):
+            option, equals, value = word.partition("=")
+            named[option] = [*named[option], option] if option in named else []
+            named[option] += [value] if equals else []
+            option = "" if equals else option
         elif option:
-            so_far = values[option]
-            values[option] = [*so_far, value] if isinstance(so_far, list) else [so_far, value]
+            named[option].append(word)
         else:
-            values[f"{ARGUMENT}{sum(each.startswith(ARGUMENT) for each in values)}"] = value
-        option = "" if equals else option
-    return values
-
-
-def command_options(argv: Iterable[str]) -> dict[str, str]:
-    """A command line to compare: each option with its words, `given` for a flag, and arguments by position.
-
-    Of a number that is given again the last counts, as for nearly all parsers.
-    """
-    named: dict[str, str] = {}
-    for given, value in arguments(argv).items():
-        name = _AGAIN.sub("", given) if _NUMBER.fullmatch(str(value)) else given
-        named[name] = " ".join(value) if isinstance(value, list) else "given" if value is True else value
+            named[f"{ARGUMENT}{sum(each.startswith(ARGUMENT) for each in named)}"] = [word]
     return named
 
 

@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from introspect_cli.compare.changes.statements import (
     DEFINITIONS,
-    FUNCTIONS,
     Change,
     Piece,
     Side,
     changed_file,
     first_line,
     statements_of,
-    syntax_of,
     tree_of,
 )
 from introspect_cli.compare.settings.settings import parsed
@@ -91,11 +89,25 @@ def apply_edits(file: str, edits: Sequence[Edit], text_a: str, text_b: str) -> s
 
 
 def _parse(file: str, text: str) -> Any:
-    """A comparable form of a text: for `.py` its syntax (`syntax_of`), else parsed data.
+    """A comparable form of a text: for `.py` its syntax (`_syntax_of`), else parsed data.
 
     None where it cannot be parsed, or the ending of `file` is of no known format.
     """
-    return syntax_of(text) if file.endswith(".py") else parsed(text, PurePath(file).suffix.lower())
+    return _syntax_of(text) if file.endswith(".py") else parsed(text, PurePath(file).suffix.lower())
+
+
+def _syntax_of(text: str) -> str | None:
+    """A file's syntax as text, without comments and docstrings, definitions sorted by name: to be compared.
+
+    None where Python cannot parse it.
+    """
+    tree = tree_of(text)
+    for node in [] if tree is None else ast.walk(tree):
+        if isinstance(node, (ast.Module, *DEFINITIONS)):
+            if ast.get_docstring(node, clean=False) is not None:
+                node.body.pop(0)
+            node.body.sort(key=lambda each: getattr(each, "name", "") if isinstance(each, DEFINITIONS) else "")
+    return None if tree is None else ast.dump(tree)
 
 
 def _lines(text: str) -> list[str]:
@@ -160,16 +172,13 @@ def _scope(definitions: Mapping[str, ast.stmt], side: Side) -> str:
     return around[-1] if around else ""
 
 
-_DEFINES = re.compile(r"(?m)^(?:async )?(?:def|class) (\w+)")
-_IMPORTS = re.compile(r"(?m)^(?:from\s+\S+\s+)?import\s+(.*)")
-
-
 def join_edits(
     edits: Sequence[Change], texts_a: Mapping[str, str], texts_b: Mapping[str, str], computes: Sequence[Change]
 ) -> list[Change]:
     """Join edits with a key in common (see `_keys`) to one change with `pieces`, in the order of the first of each.
 
-    An edit alone is a change without `pieces`; only edits of Python are joined.
+    Edits alone are changes without `pieces`; only those of Python are joined. What is not joined and does not run alone
+    costs runs.
 
     Args:
         edits: the edits of all differing files.
@@ -181,7 +190,7 @@ def join_edits(
     group = list(range(len(edits)))
     first: dict[Hashable, int] = {}
     for place, edit in enumerate(edits):
-        for key in _keys(edit, versions) if edit.unit != "file" and edit.file.endswith(".py") else ():
+        for key in _keys(edit, *versions) if edit.unit != "file" and edit.file.endswith(".py") else ():
             one, two = group[first.setdefault(key, place)], group[place]
             group = [one if each == two else each for each in group]
     together: dict[int, list[Change]] = defaultdict(list)
@@ -218,52 +227,29 @@ Words: TypeAlias = "dict[tuple[str, str], set[str]]"
 
 By (file, "") all of the file, by ("", "") all.
 """
-Parameters: TypeAlias = "dict[tuple[str, str], str]"
-"""Syntax of the parameters by (file, function); `Net` stands for `Net.__init__`."""
 
 
-def _names_of(texts: Mapping[str, str]) -> tuple[Words, Parameters]:
-    """Collect the identifiers of files (texts by name); all words of a file that cannot be parsed, as words of all.
-
-    Names that are only read count for a file, not for a function or class.
-    """
+def _names_of(texts: Mapping[str, str]) -> Words:
+    """The identifiers of files (texts by name); names that are only read count for a file, not for its functions."""
     words: Words = defaultdict(set)
-    parameters: Parameters = {}
     for file, text in texts.items():
-        tree = tree_of(text)
-        words["", ""] |= set(re.findall(r"\w+", text)) if tree is None else set()
-        every: dict[str, ast.AST] = {} if tree is None else {"": tree, **_definitions(file, text)}
+        every = {"": tree_of(text) or ast.Pass(), **_definitions(file, text)}
         for scope, node in every.items():
             for inner in ast.walk(node):
-                if scope and isinstance(getattr(inner, "ctx", None), ast.Load):
-                    continue
-                found = (getattr(inner, key, None) for key in ("id", "attr", "arg", "name", "asname"))
-                words[file, scope].update(part for name in found if name for part in str(name).split("."))
-            if isinstance(node, FUNCTIONS):
-                parameters[file, scope.removesuffix(".__init__")] = ast.dump(node.args)
+                if not scope or not isinstance(getattr(inner, "ctx", None), ast.Load):
+                    found = (getattr(inner, key, None) for key in ("id", "attr", "arg", "name", "asname"))
+                    words[file, scope].update(part for name in found if name for part in str(name).split("."))
         words["", ""] |= words[file, ""]
-    return words, parameters
+    return words
 
 
-def _keys(edit: Change, versions: tuple[tuple[Words, Parameters], tuple[Words, Parameters]]) -> Iterator[Hashable]:
-    """Keys of an edit; edits with one in common are joined.
+def _keys(edit: Change, one: Words, two: Words) -> Iterator[Hashable]:
+    """Keys of an edit: each identifier in it that its function, its file or the project has in one version alone.
 
-    They are: the text of an edit that only adds or only removes, since it may have moved; each identifier in it that
-    its function, its file or the project has in one version alone; a name that it defines or imports; the name in it of
-    a function of the same file whose parameters differ.
+    Of an edit that only adds or only removes, its text, too, since that may have moved.
     """
     if edit.a is None or edit.b is None:
-        yield edit.file, "moved", (edit.b or edit.a or Side(0, 0, "")).text.strip()
-    function = edit.scope.partition(".<locals>.")[0]
-    (one, given_a), (two, given_b) = versions
-    both = given_a.keys() & given_b.keys()
-    changed = [scope for file, scope in both if file == edit.file and given_a[file, scope] != given_b[file, scope]]
-    called = {scope.rpartition(".")[2] for scope in changed}
-    for text in (side.text for side in (edit.a, edit.b) if side is not None):
-        words = set(re.findall(r"[^\W\d]\w*", text))
-        for place in (("", ""), (edit.file, ""), (edit.file, edit.scope), (edit.file, function)):
-            yield from ((*place, word) for word in words & (one[place] ^ two[place]))
-        defined = {name: edit.scope.removesuffix(name).rstrip(".") for name in _DEFINES.findall(text)}
-        imported = dict.fromkeys(re.findall(r"\w+", " ".join(_IMPORTS.findall(text))), "")
-        yield from ((edit.file, outer, "binds", name) for name, outer in (imported | defined).items() if name != "as")
-        yield from (("called", word) for word in words & called)
+        yield edit.file, (edit.b or edit.a or Side(0, 0, "")).text.strip()
+    words = {word for side in (edit.a, edit.b) if side is not None for word in re.findall(r"[^\W\d]\w*", side.text)}
+    for place in (("", ""), (edit.file, ""), (edit.file, edit.scope)):
+        yield from ((*place, word) for word in words & (one[place] ^ two[place]))

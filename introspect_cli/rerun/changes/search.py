@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.diff import compare_runs
@@ -23,16 +24,16 @@ from introspect_cli.compare.settings.settings import arguments
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.edits import apply_edits
 from introspect_cli.rerun.changes.sides import (
+    Difference,
     Element,
     command_line,
     count_by_kind,
     likely_first,
-    on_axis,
     sides_of,
 )
 from introspect_cli.rerun.place import NEWER, build_place, keep_out_of_git
 from introspect_cli.rerun.recorded import decoded, encoded
-from introspect_cli.rerun.variant import Reference, Rerun, capture, check_read, result_of
+from introspect_cli.rerun.variant import Reference, Rerun, capture, result_of
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.run import open_run
 from introspect_cli.sums import hex_digest
@@ -127,11 +128,11 @@ class OutOfRunsError(Exception):
 
 
 class Attempt(NamedTuple):
-    """Result of an attempt: verdict, comparison with a, and its run; None for what could not be made."""
+    """What an attempt has shown, also in words, and its comparison with a; None where there is none to show."""
 
     verdict: Verdict
+    words: str
     result: DiffResult | None = None
-    done: Rerun | None = None
 
 
 @dataclass
@@ -162,122 +163,68 @@ class Search:
     answers: dict[frozenset[int], Attempt] = field(default_factory=dict)
     runs: int = 0
 
-    @property
-    def everything(self) -> frozenset[int]:
-        """The set of all changes."""
-        return frozenset(range(len(self.elements)))
-
     def run(self) -> Proof:
         """Find a set without which b is the same as a, then what else it needs to make a diverge, and prove both.
 
-        The likeliest changes are tried alone; else both ends (no change, all changes) are checked, and the set is
-        minimised. Unproven where no more runs are allowed or an end is not as it should be; the sentence says which.
+        The likely changes, no more than `_MAX_TRIED_ALONE` and half of all, are tried alone; else both ends (no change,
+        all changes) are checked, and the set is minimised. Unproven where no more runs are allowed or an end is not as
+        it should be; the sentence says which.
         """
+        every = frozenset(range(len(self.elements)))
+        few = min(self.likely, _MAX_TRIED_ALONE, len(self.elements) // 2) if len(self.elements) > 1 else 1
         try:
-            core = self._try_likely()
-            if core is None and not self._is_needed(self.everything):
-                return self._proof(frozenset(), self._why_not_repeated())
-            if (core is None or not self._suffices(core)) and not self._suffices(self.everything):
-                return self._proof(frozenset(), self._why_insufficient())
-            if core is None:
-                core = frozenset(ddmin(sorted(self.everything), lambda part: self._is_needed(frozenset(part))))
-            both, rest = core, sorted(self.everything - core)
+            core = next(filter(self._is_needed, (frozenset({place}) for place in range(few))), None)
+            if core is None and not self._is_needed(every):
+                why = "or something that it reads is not as it was"
+                why = f"the script is not deterministic by itself, {why}, or it cannot be run again ({NEWER})"
+                return self._proof(frozenset(), f"running a again, unchanged, {self.answers[frozenset()].words}: {why}")
+            if (core is None or not self._suffices(core)) and not self._suffices(every):
+                why = "something else differs between the runs"
+                return self._proof(frozenset(), f"a with all of b's changes {self.answers[every].words}: {why}")
+            core = core or frozenset(ddmin(sorted(every), lambda part: self._is_needed(frozenset(part))))
+            both, rest = core, sorted(every - core)
             if not self._suffices(core):
                 both |= frozenset(ddmin(rest, lambda part: self._suffices(core | frozenset(part))))
                 self._suffices(both)
-            return self._proof(both, self._proof_sentence(core, both), proven=True)
         except OutOfRunsError:
-            return self._unfinished_proof()
-
-    def _try_likely(self) -> frozenset[int] | None:
-        """Try the likely changes, no more than `_MAX_TRIED_ALONE` and half of all; the only change in any case.
-
-        The first without which b is the same as a, as a set of one position; None where none is.
-        """
-        few = min(self.likely, _MAX_TRIED_ALONE, len(self.elements) // 2) if len(self.elements) > 1 else 1
-        alone = (frozenset({place}) for place in range(few))
-        return next((part for part in alone if self._is_needed(part)), None)
-
-    def _is_needed(self, part: frozenset[int]) -> bool:
-        """Whether b without the changes `part` is the same as a, by a run; False where that cannot be judged."""
-        rest = self.everything - part
-        return self.judge(rest, f"b without {self._names(part)}" if rest else "a again, unchanged") is Verdict.SAME
-
-    def _suffices(self, part: frozenset[int]) -> bool:
-        """Whether a with only the changes `part` diverges from a, by a run; False where that cannot be judged."""
-        every = part == self.everything
-        name = "a with all of b's changes" if every else f"a with {self._names(part)} alone"
-        return self.judge(part, name) is Verdict.DIVERGED
-
-    def _why_not_repeated(self) -> str:
-        """The reason, in words, why a again, unchanged, which was run, is not the same as a."""
-        verdict, result, _ = self.answers[frozenset()]
-        if verdict is Verdict.DIVERGED:
-            return (
-                "running a again, unchanged, already diverges from a: the script is not deterministic by itself, or "
-                f"something that it reads is not as it was ({result.sentence if result is not None else ''})"
-            )
-        return f"a cannot be run again from what it recorded: {self.why_undecided(frozenset())} ({NEWER})"
-
-    def _why_insufficient(self) -> str:
-        """The reason, in words, why a with all changes, which was run, does not diverge."""
-        if self.answers[self.everything].verdict is Verdict.SAME:
-            return "running a with all of b's changes does not diverge from a: something else differs between the runs"
-        return f"a with all of b's changes cannot be judged: {self.why_undecided(self.everything)}"
-
-    def _proof_sentence(self, core: frozenset[int], both: frozenset[int]) -> str:
-        """The sentence of a proof: how many changes, which, and what the runs without and with them showed.
-
-        Args:
-            core: changes without which b is the same as a.
-            both: `core` and the others that it needs: with these alone, a diverges.
-        """
+            same = [every - chosen for chosen, one in self.answers.items() if one.verdict is Verdict.SAME]
+            least = min(same, key=len, default=every)
+            among = f": what makes the runs diverge is among {count(len(least), 'change')}" if least < every else ""
+            sentence = f"not finished after {count(self.runs, 'run')} (--max-runs){among}"
+            return self._proof(least if among else frozenset(), sentence)
         make, them = ("one makes", "it") if len(both) == 1 else (f"{len(both)} make", "them")
         without = them if core == both else self._names(core)
-        return (
+        sentence = (
             f"of {count_by_kind(self.elements)}, {make} them diverge: {self._names(both)}; proven by "
             f"{count(self.runs, 'run')}: without {without} the runs are the same up to step "
             f"{self.reference.until}, with {them} alone they diverge"
         )
+        return self._proof(both, sentence, self.answers[both].result, proven=True)
 
-    def _unfinished_proof(self) -> Proof:
-        """The unproven result once no more runs are allowed: the smallest set so far without which b is as a.
+    def _is_needed(self, part: frozenset[int]) -> bool:
+        """Whether b without the changes `part` is the same as a, by a run; False where that cannot be judged."""
+        rest = frozenset(range(len(self.elements))) - part
+        return self.judge(rest, f"b without {self._names(part)}" if rest else "a again, unchanged,") is Verdict.SAME
 
-        Empty where none smaller than all changes is known.
-        """
-        sentence = f"not finished after {count(self.runs, 'run')} (--max-runs)"
-        same = [self.everything - chosen for chosen, one in self.answers.items() if one.verdict is Verdict.SAME]
-        smallest = min(same, key=len, default=self.everything)
-        if smallest == self.everything:
-            return self._proof(frozenset(), sentence)
-        left = f"what makes the runs diverge is among {count(len(smallest), 'change')}"
-        return self._proof(smallest, f"{sentence}: {left}")
+    def _suffices(self, part: frozenset[int]) -> bool:
+        """Whether a with only the changes `part` diverges from a, by a run; False where that cannot be judged."""
+        every = len(part) == len(self.elements)
+        name = "a with all of b's changes" if every else f"a with {self._names(part)} alone"
+        return self.judge(part, name) is Verdict.DIVERGED
 
     def _names(self, part: frozenset[int]) -> str:
         """Places of changes, as a list for a sentence: the first `_MAX_NAMED`, then how many more."""
         names = list(dict.fromkeys(self.elements[place].place for place in sorted(part)))
         return some(names, _MAX_NAMED) if len(names) > _MAX_NAMED else listed(names)
 
-    def _proof(self, chosen: frozenset[int], sentence: str, *, proven: bool = False) -> Proof:
-        """A `Proof` of the changes `chosen` (none where there is no answer), with the number of runs made so far.
-
-        Args:
-            chosen: positions in `elements`.
-            sentence: the answer in words.
-            proven: as in `Proof`; only then it has a `result`.
-        """
-        answer = self.answers.get(chosen)
-        return Proof(
-            elements=tuple(self.elements[place] for place in sorted(chosen)),
-            proven=proven,
-            changes=len(self.elements),
-            runs=self.runs,
-            undecided=sum(one.verdict is Verdict.UNDECIDED and one.done is not None for one in self.answers.values()),
-            result=answer.result if answer is not None and proven else None,
-            sentence=sentence,
-            unknown=self.sides.unknown,
-            directory=self.output,
-        )
+    def _proof(
+        self, chosen: frozenset[int], sentence: str, result: DiffResult | None = None, *, proven: bool = False
+    ) -> Proof:
+        """A `Proof` of the changes `chosen`, positions in `elements`, with the number of runs made so far."""
+        elements = tuple(self.elements[place] for place in sorted(chosen))
+        undecided = sum(one.verdict is Verdict.UNDECIDED for one in self.answers.values())
+        counts = len(self.elements), self.runs, undecided
+        return Proof(elements, proven, *counts, result, sentence, self.sides.unknown, self.output)
 
     def judge(self, chosen: frozenset[int], name: str) -> Verdict:
         """Run a with the changes `chosen`, and tell in a line how that ends; asked again, the first answer is returned.
@@ -287,33 +234,16 @@ class Search:
             name: what is run, in words, for the line.
 
         Returns:
-            SAME as a, DIVERGED from it, or UNDECIDED: it fails, records no step, or its files cannot be parsed (that is
-            no run, and nothing is told).
+            SAME as a, DIVERGED from it, or UNDECIDED: it fails, records no step, or its files cannot be parsed.
 
         Raises:
             OutOfRunsError: no more runs are allowed.
             UsageError: a changed file was imported from elsewhere than the place.
         """
         if chosen not in self.answers:
-            self.answers[chosen] = attempt = self._make_attempt(chosen)
-            first = attempt.result.first if attempt.result is not None else None
-            said = {
-                Verdict.SAME: "the same as a",
-                Verdict.DIVERGED: "diverges from a" + (f" at step {first.step}" if first is not None else ""),
-                Verdict.UNDECIDED: f"cannot be told ({self.why_undecided(chosen)})",
-            }
-            if attempt.done is not None:
-                self.tell(f"{name}: {said[attempt.verdict]}")
+            self.answers[chosen] = self._make_attempt(chosen)
+            self.tell(f"{name} {self.answers[chosen].words}")
         return self.answers[chosen].verdict
-
-    def why_undecided(self, chosen: frozenset[int]) -> str:
-        """The reason, in words, why an attempt is UNDECIDED; KeyError where `chosen` was not judged."""
-        _, result, done = self.answers[chosen]
-        if done is None:
-            return "a file cannot be read by python"
-        if done.exit_code:
-            return f"it ends with {done.exit_code}: {done.last_lines.rpartition(' / ')[2]}"
-        return result.sentence if result is not None else done.last_lines
 
     def _make_attempt(self, chosen: frozenset[int]) -> Attempt:
         """Run an attempt, count it in `runs`, and judge it.
@@ -329,14 +259,19 @@ class Search:
         try:
             files = files_with(elements, self.sides)
         except ValueError:
-            return Attempt(Verdict.UNDECIDED)
+            return Attempt(Verdict.UNDECIDED, "cannot be read by python")
         if self.runs >= self.most:
             raise OutOfRunsError
         self.runs += 1
         done = self._run(elements, files)
         if done.exit_code not in {0, self.reference.exit_code}:  # it may diverge by failing
-            return Attempt(Verdict.UNDECIDED, done=done)
-        return Attempt(*self.reference.judge(done), done)
+            last = done.last_lines.rpartition(" / ")[2]
+            return Attempt(Verdict.UNDECIDED, f"cannot be told: it ends with {done.exit_code}: {last}")
+        verdict, result = self.reference.judge(done)
+        if result is None or verdict is Verdict.UNDECIDED:
+            return Attempt(verdict, f"cannot be told: {done.last_lines if result is None else result.sentence}", result)
+        at = f" at step {result.first.step}" if result.first is not None else ""
+        return Attempt(verdict, "is the same as a" if verdict is Verdict.SAME else f"diverges from a{at}", result)
 
     def _run(self, elements: Sequence[Element], files: Mapping[str, bytes]) -> Rerun:
         """Capture a with these changes and files, or take a complete run that is kept under the same name.
@@ -361,24 +296,22 @@ class Search:
         texts = {self.sides.places[name]: data for name, data in files.items()}
         at, links = self.output / f"{name}-tree", self.command.links
         with build_place(self.sides.around, at, texts, links=links, paths=recipe.search_path) as place:
-            words = (*recipe.options, *self.command.options, *self.reference.stop_options, *recipe.words_at(place))
-            done = capture(run, place, words, recipe.environment, recipe.python)
-            check_read(done, place)
-        return done
+            words = recipe.words_at(place, *self.command.options, *self.reference.stop_options)
+            return capture(run, place, words, recipe.environment, recipe.python)
 
     def _recipe_with(self, elements: Sequence[Element]) -> Recipe:
         """A's recipe with b's arguments, variables and options among `elements`."""
-        recipe = self.sides.recipe
-        named, options = arguments(recipe.arguments), list(recipe.options)
-        variables = {item.name: item.b for item in on_axis(elements, "environment")}
-        for item in on_axis(elements, "capture"):
-            options = [word for word in options if word.partition("=")[0] != f"--{item.name}"]
-            if item.b is not None and item.b is not False:
-                options.append(f"--{item.name}" if item.b is True else f"--{item.name}={item.b}")
-        changed = {item.name: item.b for item in on_axis(elements, "argument")}
-        words = tuple(command_line(named | changed)) if changed else recipe.arguments
-        environment = {**recipe.environment, **variables}
-        return replace(recipe, options=tuple(options), arguments=words, environment=environment)
+        recipe, chosen = self.sides.recipe, defaultdict[str, dict[str, Any]](dict)
+        for item in elements:
+            if isinstance(item, Difference):
+                chosen[item.axis][item.name] = item.b
+        words = command_line(arguments(recipe.arguments) | chosen["argument"])
+        return replace(
+            recipe,
+            options={**recipe.options, **chosen["capture"]},
+            arguments=tuple(words) if chosen["argument"] else recipe.arguments,
+            environment={**recipe.environment, **chosen["environment"]},
+        )
 
 
 Item = TypeVar("Item")

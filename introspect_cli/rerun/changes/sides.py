@@ -21,7 +21,7 @@ from introspect_cli.store.files import REDACTED
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from introspect_cli.compare.result import DiffResult
@@ -84,14 +84,13 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
         raise UsageError(
             f"the text of {some(gone, _SHOWN)} is not kept in {a.path}, and it was changed since: capture the run again"
         )
-    settings, secret = differing_settings((a, b), (recipe, recipe_b))
-    unknown = [f"{name}: its value was redacted" for name in secret]
+    settings = differing_settings((a, b), (recipe, recipe_b))
+    secret = [each for each in settings if REDACTED in (each.a, each.b)]
+    unknown = [f"{each.name}: its value was redacted" for each in secret]
     for side, files, held in (("a", one, held_a), ("b", two, held_b)):
-        for name in filter(files.digests.__contains__, differing):
-            if name not in held:
-                unknown.append(f"{name}: its text in {side} is not kept, or it lies outside of the project")
-            elif files.is_redacted(name, held[name]):
-                unknown.append(f"{name}: secrets were taken out of its text")
+        why = f"its text in {side} is not kept as it was, or lies outside of the project"
+        there = filter(files.digests.__contains__, differing)
+        unknown += [f"{name}: {why}" for name in there if name not in held or files.is_redacted(name, held[name])]
     installed = (run.settings.document("packages") for run in (a, b))
     packages = [f"{name} {was} -> {now}" for name, was, now in unequal(*installed) if was and now]
     if packages:
@@ -102,7 +101,8 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
     before = times[0] if root != root_b else None if None in times else min(filter(None, times))
     around = survey(root, recipe.directory, {*places.values()}, before, output)
     changes, edits = _changes(held_a, held_b, differing, one.digests)
-    return Sides(recipe, around, places, held_a, held_b, edits, (*changes, *settings), tuple(dict.fromkeys(unknown)))
+    elements: list[Element] = [*changes, *(each for each in settings if each not in secret)]
+    return Sides(recipe, around, places, held_a, held_b, edits, tuple(elements), tuple(dict.fromkeys(unknown)))
 
 
 def _changes(
@@ -148,29 +148,20 @@ def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tup
     first whose setting or file does not explain the divergence.
     """
     names = [change.name.partition(": ")[0] for change in recorded.settings]  # of a value, that of its file
-    settings = {name: place for place, name in reversed([*enumerate(names)])}
     explaining = {name for name, change in zip(names, recorded.settings, strict=True) if change.explains}
     ranked = list(enumerate(recorded.code.ranked if recorded.code is not None else ()))
 
-    def order(element: Element) -> tuple[int, int]:
-        """Sort key: (place among the settings of `recorded`, place among its ranked statements, for a statement).
-
-        `_UNRANKED` for what is not there, and as the first for a statement that is not likely.
-        """
+    def order(element: Element) -> tuple[int, int, bool]:
+        """Places among the settings of `recorded` and its ranked statements, and whether it does not explain."""
+        name, place, likely = element.file if isinstance(element, Change) else element.name, _UNRANKED, True
         if isinstance(element, Change) and element.file.endswith(".py"):
             found = ((place, one.likely) for place, one in ranked if overlaps(element, one.change))
-            place, likely = next(found, (_UNRANKED, False))
-            return (settings.get(element.file, _UNRANKED) if likely else _UNRANKED, place)
-        return (settings.get(_setting_name(element), _UNRANKED + isinstance(element, Difference)), 0)
+            place, likely = next(found, (_UNRANKED - 1, False))
+        named = likely and name in names
+        return names.index(name) if named else _UNRANKED, place, not (named and name in explaining)
 
     ordered = tuple(sorted(elements, key=order))
-    likely = [order(element)[0] < _UNRANKED and _setting_name(element) in explaining for element in ordered]
-    return ordered, [*likely, False].index(False)
-
-
-def _setting_name(element: Element) -> str:
-    """The element's name among the comparison's settings: a file, an option or a variable."""
-    return element.file if isinstance(element, Change) else element.name
+    return ordered, [*(order(element)[2] for element in ordered), True].index(True)
 
 
 @dataclass(frozen=True)
@@ -198,11 +189,6 @@ class Difference:
 Element: TypeAlias = "Change | Difference"
 
 
-def on_axis(elements: Iterable[Element], axis: str) -> list[Difference]:
-    """The `Difference`s of one axis, in order."""
-    return [element for element in elements if isinstance(element, Difference) and element.axis == axis]
-
-
 def count_by_kind(elements: Collection[Element]) -> str:
     """Numbers by kind, in words: `37 changes in 6 files and 2 differing settings`; only the kinds that are there."""
     files = [element.file for element in elements if isinstance(element, Change)]
@@ -211,44 +197,28 @@ def count_by_kind(elements: Collection[Element]) -> str:
     return settings if not files else changes if len(files) == len(elements) else f"{changes} and {settings}"
 
 
-def differing_settings(runs: tuple[Run, Run], recipes: tuple[Recipe, Recipe]) -> tuple[list[Difference], list[str]]:
-    """The settings that differ and can be changed, and the names of those that cannot since a value is redacted.
+def differing_settings(runs: tuple[Run, Run], recipes: tuple[Recipe, Recipe]) -> list[Difference]:
+    """The settings that differ: arguments, environment variables and capture options, each sorted by name.
 
-    Arguments, environment variables and capture options, in this order, each sorted by name. Environment variables that
-    say nothing of a training (`ENV_NOISE`) are left out.
+    Environment variables that say nothing of a training (`ENV_NOISE`) are left out.
     """
-    changeable, secret = [], []
-    settings = {
+    axes = {
         "argument": [arguments(recipe.arguments) for recipe in recipes],
         "environment": [run.settings.document("environment") for run in runs],
         "capture": [run.settings.document("seeds") for run in runs],
     }
-    for axis, (one, two) in settings.items():
-        for name, left, right in sorted(unequal(one, two), key=lambda item: item[0]):
-            if axis == "environment" and ENV_NOISE.match(name):
-                continue
-            if REDACTED in (left, right):
-                secret.append(name)
-            else:
-                changeable.append(Difference(axis, name, left, right))
-    return changeable, secret
+    every = (
+        Difference(axis, *each) for axis, (one, two) in axes.items() for each in sorted(unequal(one, two), key=str)
+    )
+    return [each for each in every if each.axis != "environment" or not ENV_NOISE.match(each.name)]
 
 
-def command_line(chosen: dict[str, Any]) -> list[str]:
+def command_line(chosen: Mapping[str, Sequence[str] | None]) -> list[str]:
     """Command-line words that `arguments` reads back as `chosen`: positional ones first, none for a value of None."""
-    line = [str(value) for name, value in chosen.items() if name.startswith(ARGUMENT) and value is not None]
-    for name, value in chosen.items():
-        if name.startswith(ARGUMENT) or value is None:
-            continue
-        option, _, part = name.partition(" ")
-        if value is True:
-            line.append(option)
-            continue
-        first, *more = map(str, value if isinstance(value, list) else [value])
-        if part and not part.startswith("("):
-            first = f"{part}={first}"  # `-p lr=1`
-        if more or (option.startswith("-") and first and not OPTION.match(first)):
-            line += [option, first, *more]
-        else:
-            line.append(f"{option}={first}")
+    line = [word for name, words in chosen.items() if name.startswith(ARGUMENT) for word in words or ()]
+    for name, words in chosen.items():
+        if words is not None and not name.startswith(ARGUMENT):
+            begins = words[0] if words else name
+            joined = not name.startswith("-") or not begins or (begins != name and OPTION.match(begins))
+            line += [f"{name}={begins}", *words[1:]] if joined else [name, *words]
     return line

@@ -1,9 +1,6 @@
-"""Changed statements ranked by how likely each made the runs diverge.
+"""The statements of one version of the source, and how names lead from one to another.
 
-The records say where the runs diverge and what was equal before: the module whose forward it is, the statements that
-ran between the last record that agrees and the first that differs, the functions that seed or draw. From there, names
-lead on: to the functions that this code calls, and to what gives it its values. A change that neither reaches is never
-called likely. Only changes of what is computed are ranked.
+Names lead to the functions that a statement calls, and to what gives it its values.
 """
 
 from __future__ import annotations
@@ -11,27 +8,21 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from functools import cache, partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from introspect_cli.compare.changes.statements import (
     BLOCKS,
     FUNCTIONS,
-    ORDER,
-    Clues,
     Definition,
-    Nearness,
-    Ranked,
     Statement,
     statements_of,
     tree_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-
-    from introspect_cli.compare.changes.statements import Change
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 
 Depths: TypeAlias = dict[Statement, int]
@@ -284,197 +275,3 @@ def _closure(seeds: Depths, step: Callable[[Statement], Iterable[Statement]], mo
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _MOST_MEANT = 3
 _MOST_VALUES = 7
-
-
-# --- the code that computes a place
-
-_FORWARD = ("forward", "__call__", "training_step", "backward")
-_SEED = r"manual_seed|[sg]et_state|rng_state|Generator\Z|default_rng|RandomState|seed"
-_DRAW = (
-    r"rand|multinomial|bernoulli|(normal|uniform|xavier|kaiming|orthogonal|exponential)\w*_\Z|shuffle|choice|sample|dropout"
-    r"|\A(normal|uniform|permutation)\Z"
-)
-_FILL = (
-    r"init(?!ial_seed)|reset_parameters|_weights\Z|(constant|zeros|ones|fill|copy|normal|uniform|orthogonal|sparse|eye|dirac)_\Z"
-    r"|load_state_dict|from_pretrained"
-)
-_MODE = r"\A(train|eval|no_grad|inference_mode|requires_grad_?|compile|set_grad_enabled)\Z"
-_CUT = r"detach|requires_grad|no_grad|checkpoint|register_hook|\Abackward|\Aapply\Z|retain_grad"
-_LOAD = r"load_state_dict|\Aload\Z|from_pretrained|load_checkpoint"
-_SAVE = r"state_dict|\Asave"
-_HANDLE = (
-    r"clip_grad|unscale_|zero_grad|no_sync|register_\w*hook|backward|\Ascale\Z|\Aupdate\Z|DDP|DistributedDataParallel|FSDP"
-    r"|FullyShardedDataParallel|fully_shard|\Agrad\Z"
-)
-_SEND = r"all_reduce|all_gather|reduce_scatter|broadcast|barrier|\Asend|recv|scatter"
-_TUNE = r"LR\Z|[Ss]chedul|[Ww]arm|swa|\Alr\Z|add_param_group|param_groups"
-_DATA = r"[Dd]ata[Ss]et|Sampler|Loader|DataModule|DataPipe|[Cc]ollat|set_epoch"
-_WRITE = r"\A[a-z]\w*_\Z|load_state_dict|update_parameters|vector_to_parameters|\Aset_\Z|\Adata\Z"
-_DEVICE = re.compile(r"device|cuda|mps|accelerator|\Atorch\Z")
-_FORMAT = r"\Amemory_format\Z"
-_BACKWARD = frozenset(("backward", "manual_backward", "scale", "grad"))
-_LEADS = ("training_step", "compute_loss")
-_GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")
-_FAR = 5
-
-
-class Leads(NamedTuple):
-    """Which code computes the place of a divergence, by its reason.
-
-    Attributes:
-        calls: a pattern of what it calls or gives.
-        through: what is meant beside it: the forward passes of the `modules` at the place; what leads to the `loss` (of
-            a script, to the model); what makes batches (`data`), unless they are equal; what gives the `tensor` a
-            value; all that a step runs (`between`), as it may lie between the last record that agreed and the first
-            that did not; and the functions that it calls (`called`).
-    """
-
-    calls: str = _FORMAT
-    through: tuple[str, ...] = ()
-
-
-_LEADS_BY_REASON: Final[Mapping[str, Leads]] = {
-    **dict.fromkeys(("module", "own_code", "op"), Leads(_FORMAT, ("modules",))),
-    "buffer": Leads(rf"{_WRITE}|{_MODE}", ("modules",)),
-    "by_hand": Leads(rf"{_WRITE}|{_LOAD}", ("modules", "tensor")),
-    "backward": Leads(_CUT, ("modules", "loss")),
-    "loss": Leads(_FORMAT, ("loss",)),
-    "script": Leads(_FORMAT, ("loss", "data", "between", "called")),
-    "split": Leads(rf"{_HANDLE}|{_DATA}", ("loss", "data")),
-    "batch": Leads(_DATA, ("data",)),
-    "gradient": Leads(_HANDLE, ("modules", "loss", "between")),
-    **dict.fromkeys(("collective", "parts"), Leads(rf"{_HANDLE}|{_SEND}")),
-    "optimizer": Leads(_TUNE, ("words", "between")),
-    "structure": Leads(_CUT, ("modules", "tensor", "between")),
-    "initial": Leads(rf"{_FILL}|{_SEED}", ("tensor", "between")),
-    "outside": Leads(rf"{_WRITE}|{_LOAD}", ("tensor", "between", "called")),
-    "rng": Leads(rf"{_SEED}|{_DRAW}|{_MODE}", ("between",)),
-    "resumed": Leads(rf"{_LOAD}|{_SAVE}", ("between",)),
-    "product": Leads(_SAVE),
-    "gap": Leads(rf"{_MODE}|{_HANDLE}|{_TUNE}", ("modules", "loss", "data", "between")),
-    "propagated": Leads(rf"{_MODE}|{_HANDLE}|{_TUNE}", ("modules", "loss", "between")),
-}
-
-
-def _reach(code: Code, clues: Clues, side: int) -> tuple[Depths, ...]:
-    """Statements of one version that are RECORDED, COMPUTES, BUILDS and BETWEEN, in this order, with their depths.
-
-    Args:
-        code: the version.
-        clues: of the divergence.
-        side: 0 for a, 1 for b.
-    """
-    recorded = {s: 0 for file, line in clues.lines[side] for s in code.statements_at(file, line, line)}
-    models = clues.models | {name.rpartition(":")[2] for root in code.callers_of(clues.roots) for name in root.gives}
-    leads = _LEADS_BY_REASON.get(clues.reason, Leads())
-    between = code.training_loops() if "between" in leads.through else set[Statement]()
-    if "called" in leads.through:
-        between |= code.with_what_runs(dict.fromkeys(between, 0)).keys()
-    computes = _computing(code, clues, leads, models, between)
-    if clues.reason == "raised":
-        computes = code.reached_from(*(s.place for s in recorded))
-    if clues.gap:  # what was not recorded may be anything
-        between.update(code.statements)
-    behind = code.statements_behind([*recorded, *computes], models)
-    late = {s for owner, name in clues.behind for s in code.statements_beside(owner, name, after=True)}
-    early = {*code.statements_beside(*clues.ahead, after=False)}
-    reach = recorded, computes, behind, dict.fromkeys(between, 0)
-    return tuple({s: depth + (s in early) for s, depth in depths.items() if s not in late} for depths in reach)
-
-
-def _computing(code: Code, clues: Clues, leads: Leads, models: frozenset[str], between: set[Statement]) -> Depths:
-    """Statements that compute the first value that differs, with their depth: by the reason, and what they call.
-
-    Args:
-        code: the version.
-        clues: of the divergence.
-        leads: of its reason.
-        models: what the script calls its models.
-        between: what a step runs; where it is known, no other call of a model is one of the training.
-    """
-    reason, through = clues.reason, leads.through
-    named = clues.words | {*clues.optimizers} if {"words", "modules"} & {*through} else set[str]()
-    named |= {clues.tensor} if "tensor" in through else set()
-    near: Depths = {s: 0 for s in code.statements if named & (s.gives | s.calls)}
-    modules = {*clues.classes, *clues.inside} if "modules" in through else {*clues.optimizers}
-    methods = {place for name in modules for place in code.methods(name, *_FORWARD, "step")}
-    near = code.reached_from(*methods) | near
-    # lines on record of a random state that differs are of seedings
-    pattern = re.compile(_SEED if reason == "rng" and any(clues.lines) else leads.calls)
-    near = {s: 1 for s in code.statements if any(map(pattern.search, s.calls | s.gives))} | near
-    if "data" in through and not clues.batch_is_equal:
-        gets = {s.place for s in code.statements if s.scope.endswith(_GETS) or re.search(_DATA, s.scope)}
-        near = code.reached_from(*gets, depth=1) | near
-    if "loss" in through:
-        starts = code.callers_of(models if reason == "script" else _BACKWARD)
-        if reason == "script" and between and not clues.evaluates:
-            starts &= between
-        starts |= {s for s in code.statements if s.scope.endswith(_LEADS)}
-        near = code.statements_behind(starts, models) | near
-    return code.with_what_runs({s: 1 for s, depth in near.items() if depth <= 1}) | near
-
-
-_ELSEWHERE = ORDER.index(Nearness.ELSEWHERE), 0
-
-
-def _nearness(statement: Statement, reach: Sequence[Depths]) -> tuple[int, int]:
-    """(index in `ORDER`, depth) of a statement by the first set that has it; the smaller the nearer.
-
-    A bare expression that gives no value is 1 deeper. ELSEWHERE if no set has it, or if it cannot matter.
-    """
-    makes_nothing = isinstance(statement.node, ast.Expr) and not statement.gives
-    places = [(place, depths[statement] + makes_nothing) for place, depths in enumerate(reach) if statement in depths]
-    return places[0] if places and can_matter(statement) else _ELSEWHERE
-
-
-def ranked(
-    changes: Sequence[Change], texts: tuple[Mapping[str, str], Mapping[str, str]], clues: Clues | None
-) -> tuple[Ranked, ...]:
-    """Changes by nearness, then by names hit (most first), then by depth (smallest first).
-
-    Files that cannot be parsed count as empty.
-
-    Args:
-        changes: the changed statements.
-        texts: files of a and of b, by their names in b.
-        clues: of the divergence; None leaves all ELSEWHERE in the order given.
-    """
-    if clues is None or not changes:
-        return tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
-    sides = [(code := Code(files), _reach(code, clues, side)) for side, files in enumerate(texts)]
-    placed = [_ranked_change(change, sides, clues) for change in changes]
-    return tuple(sorted(placed, key=lambda one: (ORDER.index(one.nearness), -one.hits, one.depth)))
-
-
-def _ranked_change(change: Change, sides: Sequence[tuple[Code, Sequence[Depths]]], clues: Clues) -> Ranked:
-    """A change with the nearest of its statements in either version.
-
-    `hits` counts the words of its text that are among the clues, one that changed three times. A change that
-    `_only_defines`, or names devices where both runs have the tensor on one, is `_FAR` deeper, has no hits and cannot
-    matter.
-    """
-    counts = [Counter(re.findall(r"\w+(?:\.\d+)?", side.text if side else "")) for side in (change.a, change.b)]
-    words = set((counts[0] - counts[1]) + (counts[1] - counts[0])) or set(counts[0] + counts[1])
-    hits = 2 * len(words & clues.words) + len(set(counts[0] + counts[1]) & clues.words)
-    best, matters = _ELSEWHERE, False
-    files = change.file_a or change.file, change.file
-    for file, side, (code, reach) in zip(files, (change.a, change.b), sides, strict=True):
-        if side is not None:
-            inside = code.statements_at(file, side.first, sys.maxsize if change.unit == "file" else side.last)
-            best = min([best, *(_nearness(statement, reach) for statement in inside)])
-            matters |= any(map(can_matter, inside))
-    if _only_defines(change, clues) or (clues.device and all(map(_DEVICE.search, words))):
-        return Ranked(change, ORDER[best[0]], best[1] + _FAR, can_matter=False)
-    return Ranked(change, ORDER[best[0]], best[1], hits, can_matter=matters)
-
-
-_DEFINED = re.compile(r"(?:async )?(def|class) (\w+)(?:\([\w., ]*\bModule\b)?")
-
-
-def _only_defines(change: Change, clues: Clues) -> bool:
-    """Whether a change adds or removes a whole function that is no method, or a class of modules of which none ran."""
-    alone = change.a if change.b is None else change.b if change.a is None else None
-    match = _DEFINED.match(alone.text) if alone is not None else None
-    if match is None:
-        return False
-    return "." not in change.scope if match[1] == "def" else bool(clues.ran) and match[2] not in clues.ran
