@@ -376,13 +376,14 @@ def renamed_by_value(a: Side, b: Side, *, in_order: bool) -> dict[str, Renamed]:
     pairs = equal_pairs(a.held(one), b.held(two), b.names if in_order else ())
     levels = {old: _parent_pairs(old, new) for old, new in pairs.items()}
     votes = Counter(chain.from_iterable(levels.values()))
+    better_kept = _better_unrenamed(a, b, votes)
     paired = Counter(head for name in pairs for head in (name, *ancestors(name)))
     held_by_others = with_ancestors(a.tensors - one)
     renamed: dict[str, Renamed] = {}
     for old in sorted(old for old, new in pairs.items() if old != new):
         top = (old, pairs[old])
         for level in levels[old]:
-            if votes[level] != paired[level[0]] or level[0] in held_by_others:
+            if votes[level] != paired[level[0]] or level[0] in held_by_others or level in better_kept:
                 break
             top = level
         if old.rpartition(".")[2] != pairs[old].rpartition(".")[2]:
@@ -398,6 +399,21 @@ def _is_in_any(name: str, lists: AbstractSet[str]) -> bool:
     """Whether a name is in any of these numbered lists: `blocks.3.fc` in `blocks.`."""
     parts = (head.rpartition(".") for head in (name, *ancestors(name))) if lists else ()
     return any(part.isdecimal() and f"{above}." in lists for above, _, part in parts)
+
+
+def _better_unrenamed(a: Side, b: Side, levels: Iterable[NamePair]) -> set[NamePair]:
+    """Pairs of parents (x, y) that share fewer values than x of a and x of b do, or y of a and y of b.
+
+    Only pairs where b has x or a has y are looked at.
+    """
+    taken = {(one, two) for one, two in levels if two in a.names or one in b.names}
+    names = {name for level in taken for name in level}
+    held_a, held_b = (a.held(names), b.held(names)) if taken else ({}, {})
+
+    def alike(old: str, new: str) -> int:
+        return len(held_a.get(old, set()) & held_b.get(new, set()))
+
+    return {(one, two) for one, two in taken if max(alike(two, two), alike(one, one)) > alike(one, two)}
 
 
 def _parent_pairs(old: str, new: str) -> list[NamePair]:

@@ -114,7 +114,9 @@ def choose_lead(
     if effect is None or (effect == positions[0] and began is None):
         return None
     site, before = step.sites[effect], [step.sites[position] for position in positions[: positions.index(effect)]]
-    harmless = not (step.is_one_sided(effect) or new_values or has_new_values(table.keeping(table.cause)))
+    around = step.around(site.fqn, step.order_at(effect)) if site.kind is Kind.INPUT else None
+    makers = frozenset([site.fqn, around.fqn if around is not None else ""])
+    harmless = not (step.is_one_sided(effect) or new_values or has_new_values(table.keeping(table.cause), makers))
     harmless = harmless and not (site.phase in _AFTER_LOSS and _flows_in_one(step, before))
     one_sided, is_port = table.cause & table.one_sided, step.comparison.match.is_port
     if is_port or (harmless and not _was_drawn_from(step, site, before, earlier)):
@@ -172,14 +174,16 @@ def _drawn(step: Step) -> set[str]:
     return {generator_of(site) for site in step.sites if site.kind is Kind.RNG and site.phase is not Phase.START}
 
 
-def has_new_values(causes: Table) -> bool:
+def has_new_values(causes: Table, makers: frozenset[str] = frozenset()) -> bool:
     """Whether any one-sided record before the backward pass brings a value that the other run does not have.
 
-    Outputs, results of operators, parameters and buffers bring one, by checksum; so does a one-sided module with inputs
-    but no outputs on record. A wrapper or an identity brings none.
+    Outputs, results of operators, parameters and buffers bring one, by checksum; so does an input of a module with no
+    outputs on record, or of one in whose code the first value that differs may be made. A wrapper or an identity brings
+    none.
 
     Args:
         causes: the step's table, with causes as its only diverging rows.
+        makers: modules in whose code the first value that differs may be made.
     """
     alignment = causes.alignment
     agreeing = causes.both(np.flatnonzero(causes.agreeing))  # parts of a batch have another checksum
@@ -190,11 +194,11 @@ def has_new_values(causes: Table) -> bool:
         if not (np.isin(gives, other.checksum) | np.isin(gives, known.column("checksum"))).all():
             return True
         given, gave = (
-            {alignment.fqn[site] for site in sites[alignment.are(kind, sites=sites)].tolist()}
-            for kind in (Kind.INPUT, Kind.OUTPUT)
+            {alignment.fqn[site] for site in at[alignment.are(kind, sites=at)].tolist()}
+            for kind, at in ((Kind.INPUT, sites), (Kind.OUTPUT, half.sites))
         )
-        if given - gave:
-            return True  # what it gave was not seen
+        if given - gave or given & makers:
+            return True  # what it gave was not seen, or differs
     return False
 
 

@@ -70,6 +70,7 @@ _FORMAT = r"\Amemory_format\Z"
 _BACKWARD = frozenset(("backward", "manual_backward", "scale", "grad"))
 _LEADS = ("training_step", "compute_loss")
 _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")
+_AROUND = 2
 _FAR = 5
 
 
@@ -149,7 +150,8 @@ def clues_of(at: View | None, ending: Raised | None) -> Clues:
         words |= {change.name.rpartition(".")[2], change.about}
     for name in (*names[:1], *at.unseen_inside):
         keys = {key for key, _, _ in at.attributes(name, every=True)}
-        words |= keys | {"train", "eval"} if "training" in keys else keys
+        words |= keys | {at.modules[name].module_class} if keys else keys
+        words |= {"train", "eval"} if "training" in keys else set()
     for events, place in zip(_suspect_events(at), lines, strict=True):
         # what a module draws tells nothing of why one run has no such module
         there = [event for event in events if cause.reason != "structure" or event.name == subject]
@@ -241,11 +243,11 @@ def _computing(code: Code, at: View, clues: Clues, models: set[str], between: se
     named = clues.words | optimizers if {"words", "modules"} & {*through} else set[str]()
     named |= {_last_part(at.site.fqn)} if "tensor" in through else set()
     near: Depths = {s: 0 for s in code.statements if named & (s.gives | s.calls)}
-    inside = [at.modules[name].module_class for name in (*clues.names, *at.unseen_inside)]
-    methods = {
-        p for name in (inside if "modules" in through else optimizers) for p in code.methods(name, *_FORWARD, "step")
-    }
-    near = code.reached_from(*methods) | near
+    owners = (*clues.names[:1], *at.unseen_inside), clues.names[1:]
+    classes, around = ([at.modules[name].module_class for name in names] for names in owners)
+    for names, depth in ((around, _AROUND), (classes, 0)) if "modules" in through else ((optimizers, 0),):
+        methods = {place for name in names for place in code.methods(name, *_FORWARD, "step")}
+        near = code.reached_from(*methods, depth=depth) | near
     # lines on record of a random state that differs are of seedings
     calls = re.compile(_SEED if reason == "rng" and any(map(any, clues.lines)) else pattern)
     near = {s: 1 for s in code.statements if any(map(calls.search, s.calls | s.gives))} | near
@@ -286,18 +288,24 @@ def ranked(code: CodeChanges, at: View | None, ending: Raised | None) -> tuple[R
     """
     clues = clues_of(at, ending)
     sides = [(version := Code(files), _reach(version, at, clues, side)) for side, files in enumerate(code.texts)]
-    placed = [_ranked_change(one.change, sides, at, clues.words) for one in code.ranked]
+    classes = {module.module_class for module in at.modules.values()} if at is not None else set()
+    ran = {kind for version, _ in sides for name in classes for kind in version.kinds_of(name)}
+    placed = [_ranked_change(one.change, sides, at, clues.words, ran) for one in code.ranked]
     return tuple(sorted(placed, key=lambda one: (ORDER.index(one.nearness), -one.hits, one.depth)))
 
 
 def _ranked_change(
-    change: Change, sides: Sequence[tuple[Code, Sequence[Depths]]], at: View | None, named: frozenset[str]
+    change: Change,
+    sides: Sequence[tuple[Code, Sequence[Depths]]],
+    at: View | None,
+    named: frozenset[str],
+    ran: set[str],
 ) -> Ranked:
     """A change with the nearest of its statements in either version.
 
     `hits` counts the words of its text that are among `named`, one that changed three times. A change that
     `_only_defines`, or names devices where both runs have the tensor on one, is `_FAR` deeper, has no hits and cannot
-    matter.
+    matter; one in a class of modules of which none is among those that `ran` only is behind the others.
     """
     counts = [Counter(re.findall(r"\w+(?:\.\d+)?", side.text if side else "")) for side in (change.a, change.b)]
     words = set((counts[0] - counts[1]) + (counts[1] - counts[0])) or set(counts[0] + counts[1])
@@ -310,19 +318,20 @@ def _ranked_change(
             best = min([best, *(_nearness(statement, reach) for statement in inside)])
             matters |= any(map(can_matter, inside))
     held = {side.layout.device for side in (at.first.a, at.first.b) if side is not None} if at is not None else ()
-    if _only_defines(change, at) or (len(held) == 1 and all(map(_DEVICE.search, words))):
+    if _only_defines(change, ran) or (len(held) == 1 and all(map(_DEVICE.search, words))):
         return Ranked(change, ORDER[best[0]], best[1] + _FAR, can_matter=False)
-    return Ranked(change, ORDER[best[0]], best[1], hits, can_matter=matters)
+    owners = {name for name in change.scope.split(".") for code, _ in sides if "Module" in code.kinds_of(name) - {name}}
+    idle = bool(ran and owners) and not owners & ran
+    return Ranked(change, ORDER[best[0]], best[1] + _FAR * idle, hits * (not idle), can_matter=matters)
 
 
 _DEFINED = re.compile(r"(?:async )?(def|class) (\w+)(?:\([\w., ]*\bModule\b)?")
 
 
-def _only_defines(change: Change, at: View | None) -> bool:
+def _only_defines(change: Change, ran: set[str]) -> bool:
     """Whether a change adds or removes a whole function that is no method, or a class of modules of which none ran."""
     alone = change.a if change.b is None else change.b if change.a is None else None
     match = _DEFINED.match(alone.text) if alone is not None else None
     if match is None:
         return False
-    ran = {module.module_class for module in at.modules.values()} if at is not None else set()
     return "." not in change.scope if match[1] == "def" else bool(ran) and match[2] not in ran

@@ -176,20 +176,25 @@ class Code:
         """Statements that call any of these last names."""
         return {statement for name in names for statement in self.callers.get(name, ())}
 
-    def methods(self, class_name: str, *names: str) -> set[Definition]:
-        """Places of the methods of a class with any of these names, with those of base classes in these files.
+    def kinds_of(self, class_name: str) -> set[str]:
+        """Simple names of a class and of all that it inherits from, as far as these files tell.
 
         Classes of one simple name in several files are taken together.
         """
-        methods, seen, pending = set[Definition](), set[str](), [class_name]
+        names, pending = set[str](), [class_name]
         while pending:
             name = pending.pop()
-            if name not in seen:
-                seen.add(name)
-                for file, qualified, bases in self.classes.get(name, ()):
-                    pending += bases
-                    methods |= {(file, f"{qualified}.{method}") for method in names} & self.by_definition.keys()
-        return methods
+            if name not in names:
+                names.add(name)
+                pending += [base for _, _, bases in self.classes.get(name, ()) for base in bases]
+        return names
+
+    def methods(self, class_name: str, *names: str) -> set[Definition]:
+        """Places of the methods of a class with any of these names, with those of base classes in these files."""
+        kinds = (each for name in self.kinds_of(class_name) for each in self.classes.get(name, ()))
+        return {
+            (file, f"{qualified}.{name}") for file, qualified, _ in kinds for name in names
+        } & self.by_definition.keys()
 
     def functions_meant(self, name: str, by: Definition) -> list[Definition]:
         """Functions that a call of `name` in place `by` may mean.

@@ -502,9 +502,9 @@ class Reader:
         """
         inner, times = dict(env), Counter[int]()
         own = _stored_names([] if isinstance(node, ast.While) else [node.target])
-        carried = [name for name in dict.fromkeys(_stored_names([node])) if name in env and name not in own]
-        for name in carried:
-            inner[name] = self.make("carried", env[name].node, env[name], times[env[name].key])
+        carried = {name: at for name, at in _stored_names([node]).items() if name in env and name not in own}
+        for name, at in carried.items():
+            inner[name] = self.make("carried", at, env[name], times[env[name].key])
             times[env[name].key] += 1
         if isinstance(node, ast.While):
             over = self.value(node.test, inner)
@@ -626,10 +626,10 @@ class Reader:
         return [*self.effects, *(self.make("unused", call.node, call) for call in left)]
 
 
-def _stored_names(nodes: Iterable[ast.AST]) -> list[str]:
-    """Names that get a value anywhere in these nodes."""
+def _stored_names(nodes: Iterable[ast.AST]) -> dict[str, ast.Name]:
+    """Names that get a value anywhere in these nodes, each where it gets the last one that the walk meets."""
     every = (n for node in nodes for n in ast.walk(node))
-    return [n.id for n in every if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    return {n.id: n for n in every if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 def _returns(effect: Value) -> bool:
