@@ -44,6 +44,7 @@ class ModuleValues:
     """Records inputs and outputs of modules.
 
     Attributes:
+        kinds: of inputs and outputs, those that are recorded.
         inputs: whether anybody wants to know of inputs.
         outputs: and of outputs.
         on_value: hears of every tensor that goes in or comes out; None where nobody does.
@@ -55,11 +56,11 @@ class ModuleValues:
         self._recorder = context.recorder
         self._gradients, self._take = gradients, gradients.take
         kinds = context.kinds
-        self._kinds_of = {
-            of: (of if of in kinds else None, gradient if gradient in kinds else None)
-            for of, gradient in GRADIENT_OF.items()
-        }
-        self.inputs, self.outputs = any(self._kinds_of[Kind.INPUT]), any(self._kinds_of[Kind.OUTPUT])
+        self._gradient_of = {of: gradient for of, gradient in GRADIENT_OF.items() if gradient in kinds}
+        self.kinds = frozenset(kind for kind in GRADIENT_OF if kind in kinds)
+        self._kinds_of = {kind: (kind if kind in kinds else None, self._gradient_of.get(kind)) for kind in GRADIENT_OF}
+        self.inputs = Kind.INPUT in {*self.kinds, *self._gradient_of}
+        self.outputs = Kind.OUTPUT in {*self.kinds, *self._gradient_of}
         self.on_value: Callable[[ModuleState, Kind, str, torch.Tensor], None] | None = None
 
     def listen(self, listener: Callable[[ModuleState, Kind, str, torch.Tensor], None]) -> None:
@@ -112,22 +113,31 @@ class ModuleValues:
 
     def _record_other(self, at: At, prefix: str, value: Any) -> None:
         """`record` of what may be more than a plain tensor, hidden from what the script watches calls with."""
+        cls = type(value)
+        if issubclass(cls, torch.Tensor):
+            # an output that requires gradients was made by an autograd node that knows its place
+            given = at.state.styles or () if at.kind is Kind.INPUT else () if value.requires_grad else at.state.gives
+            placed = torch_distributed.share(value, prefix, given) if at.state.tagged else None
+            if at.kind in self.kinds:
+                self._recorder.emit(self._site(at, prefix), value if placed is None else placed)
+            self._note_tensor(at, prefix, value, placed)
+            return
+        if is_plain(cls):
+            if at.kind in self.kinds:
+                self._recorder.emit(self._site(at, prefix), value)
+            return
         try:
             leaves = flatten(value)
         except Exception as error:  # looking into an object of the script's runs code of the script's
             reason = f"{type(value).__name__} cannot be looked into: {type(error).__name__}"
             self._recorder.gap(self._site(at, prefix), reason)
             return
+        if at.kind in self.kinds:
+            shown = [leaf for leaf in leaves if issubclass(type(leaf[1]), torch.Tensor) or is_plain(type(leaf[1]))]
+            self._recorder.emit_many([self._site(at, prefix + path) for path, _ in shown], [leaf for _, leaf in shown])
         for path, leaf in leaves:
-            is_tensor, placed = issubclass(type(leaf), torch.Tensor), None
-            if is_tensor and at.state.tagged:
-                # an output that requires gradients was made by an autograd node that knows its place
-                given = at.state.styles or () if at.kind is Kind.INPUT else () if leaf.requires_grad else at.state.gives
-                placed = torch_distributed.share(leaf, prefix + path, given)
-            if self._kinds_of[at.kind][0] and (is_tensor or is_plain(type(leaf))):
-                self._recorder.emit(self._site(at, prefix + path), leaf if placed is None else placed)
-            if is_tensor:
-                self._note_tensor(at, prefix + path, leaf, placed)
+            if issubclass(type(leaf), torch.Tensor):
+                self._note_tensor(at, prefix + path, leaf)
 
     def _note_tensor(self, at: At, path: str, value: torch.Tensor, placed: Placed | None = None) -> None:
         """Have a tensor's gradient recorded when it comes, and call the listener, if there is one, with the tensor.
@@ -140,7 +150,7 @@ class ModuleValues:
             value: the tensor.
             placed: the same as one rank's share of a whole; None for a whole tensor.
         """
-        gradient = self._kinds_of[at.kind][1]
+        gradient = self._gradient_of.get(at.kind)
         if gradient is not None and value.requires_grad and torch.is_grad_enabled():
             site = self._site(at._replace(phase=Phase.BACKWARD, kind=gradient), path)
             if placed is None:
