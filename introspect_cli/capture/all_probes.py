@@ -16,7 +16,7 @@ from introspect_cli.capture.probes.objects import AttributeProbe, BuiltProbe
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
 from introspect_cli.capture.probes.perturb import PerturbProbe
 from introspect_cli.capture.probes.products import CopiesProbe, ProductProbe, ScriptCallsProbe
-from introspect_cli.capture.probes.randomness import DrawProbe, RngProbe
+from introspect_cli.capture.probes.randomness import RandomProbe
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.records import Kind
@@ -41,8 +41,7 @@ def _wanted(context: Context) -> Iterator[type[GuardedProbe]]:
         yield PerturbProbe  # before anything is recorded of what it moves
     yield from (
         ChildrenProbe,
-        DrawProbe,  # before random states: it looks at the generators first when a step begins
-        RngProbe,
+        RandomProbe,
         StateProbe,
         GradientProbe,
         BuiltProbe,

@@ -41,27 +41,21 @@ class Event(NamedTuple):
 
     Attributes:
         section: which rows are put in place together: the name of a probe, or of a part of one.
-        homes: modules, each with a class after a colon; what is not there is passed over.
+        homes: modules, each with a class after a colon; one that is not there is waited for, a class is passed over.
         names: the attributes, of any of them; with a star at its end, all that begin so.
         method: of the probe, by a dotted path.
-        why: what is lost without it.
         treatment: what is done.
-        compilers: whether a compiler that traces the call is to see the original alone.
         group: rows of one group hear only of calls that are not made inside another of the group; "" for none.
         raised: whether what the method returned is given `RAISED` where the original raised.
-        late: whether it is put in place when the script imports a module, if that is not there yet.
     """
 
     section: str
     homes: str
     names: str
     method: str
-    why: str
     treatment: Treatment = Treatment.WATCH
-    compilers: bool = False
     group: str = ""
     raised: bool = False
-    late: bool = False
 
 
 class Call(NamedTuple):
@@ -104,8 +98,6 @@ _INITIALISERS = (
 )
 _DRAWING = "uniform_ normal_ random_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_"
 """Methods of tensors that draw."""
-_METHODS = "all* _allgather* broadcast* gather* recv* reduce* _reduce_scatter* scatter*"
-"""A group's methods that give a handle of results; each version of torch has others."""
 FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 """Beginnings of torch's functional collectives, whose endings differ between versions."""
 FUNCTIONALS = "functional collectives"
@@ -114,76 +106,75 @@ _OPTIMIZER, _MODULE, _DATA, _SCHEDULER = (
     "torch.optim.optimizer", "torch.nn.modules.module", "torch.utils.data", "torch.optim.lr_scheduler",
 )  # fmt: skip
 
+_BUILT = (
+    f"{_DATA}:DataLoader {_SCHEDULER}:LRScheduler {_SCHEDULER}:ReduceLROnPlateau {_SCHEDULER}:SequentialLR "
+    f"{_SCHEDULER}:ChainedScheduler torch.amp:GradScaler"
+)
+_HOOK, _REPLACE, _AFTER = Treatment.HOOK, Treatment.REPLACE, Treatment.AFTER
+
 EVENTS = (
-    Event("interpreter", "traceback", "walk_tb _walk_tb_with_full_positions", "walker_of_tracebacks", "the script "
-          "sees our frames in what it prints", Treatment.REPLACE),
-    Event("interpreter", "traceback", "walk_stack", "walker_of_stacks", "as above", Treatment.REPLACE),
-    Event("interpreter", "signal", "signal", "setter", "a handler raises in a capture's code", Treatment.REPLACE),
-    Event("interpreter", "signal", "getsignal", "getter", "the script sees our handlers", Treatment.REPLACE),
-    Event("files", "builtins io", "open", "opener", "files that the script reads", Treatment.REPLACE),
-    Event("files", "pyarrow safetensors.torch", "memory_map load_file", "watch_library_read", "files that libraries "
-          "open in C", late=True),
+    # without them the script sees our frames in what it prints
+    Event("interpreter", "traceback", "walk_tb _walk_tb_with_full_positions", "walker_of_tracebacks", _REPLACE),
+    Event("interpreter", "traceback", "walk_stack", "walker_of_stacks", _REPLACE),
+    # ... a handler raises in a capture's code, and the script sees our handlers
+    Event("interpreter", "signal", "signal", "setter", _REPLACE),
+    Event("interpreter", "signal", "getsignal", "getter", _REPLACE),
+    # files that the script reads, and those that libraries open in C
+    Event("files", "builtins io", "open", "opener", _REPLACE),
+    Event("files", "pyarrow safetensors.torch", "memory_map load_file", "watch_library_read"),
     Event("files", "pyarrow.parquet:ParquetFile pyarrow.parquet:ParquetDataset h5py:File", "__init__",
-          "watch_library_read", "as above", late=True),
-    Event("children", "multiprocessing.process:BaseProcess", "start", "_watch_start", "that children train unseen"),
-    Event("spawned", "torch.multiprocessing.spawn torch.multiprocessing", "start_processes", "_watch_spawn", "ranks "
-          "are one run", raised=True),
-    Event("beginning", "torch", "load", "_note_read_file", "that a run goes on from a checkpoint"),
-    Event("early draws", "torch.nn.init", _INITIALISERS, "_watch_fill", "which parameter is initialised otherwise",
-          group=DRAWS, raised=True),
-    Event("early draws", _MODULE, "register_module_parameter_registration_hook", "_note_registration", "at which line "
-          "something else has drawn", Treatment.HOOK),
-    Event("early draws", "random:Random", "seed", "_note_new_generator", "seeds of the script's own generators",
-          Treatment.AFTER, group=DRAWS),
-    Event("early draws", "numpy.random", "default_rng", "_note_new_generator", "as above", Treatment.AFTER,
-          group=DRAWS),
-    Event("early draws", "torch:Tensor", _DRAWING, "_watch_fill", "as of initialisers", compilers=True, group=DRAWS,
+          "watch_library_read"),
+    # children that train unseen, and those that are ranks of one run
+    Event("children", "multiprocessing.process:BaseProcess", "start", "_watch_start"),
+    Event("spawned", "torch.multiprocessing.spawn torch.multiprocessing", "start_processes", "_watch_spawn",
           raised=True),
+    # that a run goes on from a checkpoint
+    Event("beginning", "torch", "load", "_note_read_file"),
+    # which parameter is initialised otherwise, and at which line something else has drawn
+    Event("early draws", "torch.nn.init", _INITIALISERS, "_watch_fill", group=DRAWS, raised=True),
+    Event("early draws", "torch:Tensor", _DRAWING, "_watch_fill", group=DRAWS, raised=True),
+    Event("early draws", _MODULE, "register_module_parameter_registration_hook", "_note_registration", _HOOK),
+    # seeds of the script's own generators
+    Event("early draws", "random:Random", "seed", "_note_new_generator", _AFTER, group=DRAWS),
+    Event("early draws", "numpy.random", "default_rng", "_note_new_generator", _AFTER, group=DRAWS),
+    # that a state was set, not drawn from
     Event("seedings", "torch torch.random torch.cuda", "manual_seed manual_seed_all set_rng_state", "_watch_setting",
-          "that a state was set, not drawn from", group=DRAWS, raised=True),
-    Event("seedings", "random numpy.random", "seed setstate set_state", "_watch_setting", "as above", group=DRAWS,
-          raised=True),
-    Event("state", "torch.nn.utils.stateless", "_functional_call", "_watch_swap", "with which parameters a model runs",
-          compilers=True, raised=True),
-    Event("built", f"{_DATA}:DataLoader {_SCHEDULER}:LRScheduler {_SCHEDULER}:ReduceLROnPlateau "
-          f"{_SCHEDULER}:SequentialLR {_SCHEDULER}:ChainedScheduler torch.amp:GradScaler", "__init__", "_note_object",
-          "settings, and where it is made", Treatment.AFTER),
-    Event("built", "torch:autocast", "__enter__", "_note_autocast", "in which dtypes autocast computes",
-          Treatment.AFTER),
-    Event("data", f"{_DATA}:DataLoader", "__iter__", "_note_iterator", "which loader a batch is of", Treatment.AFTER),
-    Event("batches", f"{_DATA}.dataloader:_BaseDataLoaderIter", "__next__", "_watch_next", "batches"),
-    Event("loss", "torch.autograd", "backward grad", "_watch_backward", "losses, and that something is trained",
-          compilers=True),
-    Event("products", "torch torch.serialization", "save", "_record_saved", "what the script saves", Treatment.AFTER,
-          group="saves"),
-    Event("products", "safetensors.torch", "save_file", "_record_saved", "as above", Treatment.AFTER, group="saves",
-          late=True),
-    Event("optimizers", _OPTIMIZER, "register_optimizer_step_pre_hook", "_before_step", "gradients, and the ends of "
-          "steps", Treatment.HOOK, compilers=True),
-    Event("optimizers", _OPTIMIZER, "register_optimizer_step_post_hook", "_after_step", "as above", Treatment.HOOK,
-          compilers=True),
-    Event("optimizers", f"{_OPTIMIZER}:Optimizer", "__init__", "_note_new_optimizer", "that steps end with "
-          "optimizers'", Treatment.AFTER),
-    Event("optimizers", "torch.amp:GradScaler", "step", "_watch_scaler_step", "steps that are skipped for infinities"),
-    Event("optimizers", "deepspeed:DeepSpeedEngine", "step", "_watch_engine_step", "that groups which step in turn "
-          "are one step", raised=True, late=True),
-    Event("compile", "torch", "compile", "stand_in_for_compile", "what a compiled region runs", Treatment.REPLACE),
-    Event("modules", "torch.nn:Module", "__call__", "stand_in_for_call", "inputs and outputs of modules",
-          Treatment.REPLACE),
-    Event("modules", "torch.nn:Module", "__init_subclass__", "subclassing", "modules that are called past "
-          "`nn.Module.__call__`", Treatment.REPLACE),
-    Event("modules", _MODULE, "register_module_module_registration_hook", "_names.note_child", "names by path",
-          Treatment.HOOK),
-    Event("modules", _MODULE, "register_module_parameter_registration_hook", "_names.note_parameter", "names of "
-          "parameters whose model was not called", Treatment.HOOK),
-    Event("collectives", "torch.distributed.distributed_c10d:Work", "wait", "_watch_wait", "results of collectives"),
-    Event("collectives", "torch.distributed:ProcessGroup", _METHODS, "_watch_method", "which handle has which results",
-          raised=True),
+          group=DRAWS, raised=True),
+    Event("seedings", "random numpy.random", "seed setstate set_state", "_watch_setting", group=DRAWS, raised=True),
+    # with which parameters a model runs
+    Event("state", "torch.nn.utils.stateless", "_functional_call", "_watch_swap", raised=True),
+    # what loaders, schedulers and scalers are made of, and where; in which dtypes autocast computes
+    Event("built", _BUILT, "__init__", "_note_object", _AFTER),
+    Event("built", "torch:autocast", "__enter__", "_note_autocast", _AFTER),
+    # batches, and which loader one is of
+    Event("data", f"{_DATA}:DataLoader", "__iter__", "_note_iterator", _AFTER),
+    Event("batches", f"{_DATA}.dataloader:_BaseDataLoaderIter", "__next__", "_watch_next"),
+    # losses, and that something is trained
+    Event("loss", "torch.autograd", "backward grad", "_watch_backward"),
+    # what the script saves
+    Event("products", "torch torch.serialization", "save", "_record_saved", _AFTER, group="saves"),
+    Event("products", "safetensors.torch", "save_file", "_record_saved", _AFTER, group="saves"),
+    # gradients, and that steps end with optimizers'
+    Event("optimizers", _OPTIMIZER, "register_optimizer_step_pre_hook", "_before_step", _HOOK),
+    Event("optimizers", _OPTIMIZER, "register_optimizer_step_post_hook", "_after_step", _HOOK),
+    Event("optimizers", f"{_OPTIMIZER}:Optimizer", "__init__", "_note_new_optimizer", _AFTER),
+    # steps that are skipped for infinities, and groups which step in turn that are one step
+    Event("optimizers", "torch.amp:GradScaler", "step", "_watch_scaler_step"),
+    Event("optimizers", "deepspeed:DeepSpeedEngine", "step", "_watch_engine_step", raised=True),
+    # what a compiled region runs
+    Event("compile", "torch", "compile", "stand_in_for_compile", _REPLACE),
+    # inputs and outputs of modules, and those that are called past `nn.Module.__call__`
+    Event("modules", "torch.nn:Module", "__call__", "stand_in_for_call", _REPLACE),
+    Event("modules", "torch.nn:Module", "__init_subclass__", "subclassing", _REPLACE),
+    # names by path, and of parameters whose model was not called
+    Event("modules", _MODULE, "register_module_module_registration_hook", "_names.note_child", _HOOK),
+    Event("modules", _MODULE, "register_module_parameter_registration_hook", "_names.note_parameter", _HOOK),
+    # collectives of DTensor
     Event("collectives", "torch.distributed._functional_collectives", " ".join(f"{word}*" for word in FUNCTIONAL),
-          "_watch_functional", "collectives of DTensor", compilers=True, group=FUNCTIONALS, raised=True),
+          "_watch_functional", group=FUNCTIONALS, raised=True),
 )  # fmt: skip
-"""What is watched from when to when, and why. Kernels of collectives and taps are put in place
-by their probes: they are as many as torch has operators and the script has compiled modules."""
+"""What is watched from when to when; above each row, what is lost without it. Kernels of collectives and taps are put
+in place by their probes: they are as many as torch has operators and the script has compiled modules."""
 
 
 class Patches:
@@ -203,9 +194,9 @@ class Patches:
         self._undo += undo
 
     def put(self, section: str, probe: Any, guarded: Guarded) -> None:
-        """Put all rows of a section in place; a missing module, class or attribute is passed over.
+        """Put all rows of a section in place, those of a module that is not there when the script imports it.
 
-        So is an `__init__` that a class only inherits.
+        A missing class or attribute is passed over, and so is an `__init__` that a class only inherits.
 
         Args:
             section: which rows of `EVENTS`.
@@ -215,7 +206,7 @@ class Patches:
         rows = [event for event in EVENTS if event.section == section]
         for event, home in ((row, home) for row in rows for home in row.homes.split()):
             module, put = home.partition(":")[0], functools.partial(self._put, event, home, probe, guarded)
-            if event.late and module not in sys.modules:
+            if module not in sys.modules:
                 watch = ImportWatch({module: put})
                 self.undo_by(watch.remove)
                 watch.install()
@@ -226,7 +217,7 @@ class Patches:
         """Replace, hook or watch the attributes of one row in one of its homes as it says."""
         module, _, kind = home.partition(":")
         with guarded:
-            owner = sys.modules.get(module)
+            owner: Any = sys.modules[module]
             owner = getattr(owner, kind, None) if kind else owner
             names = () if owner is None else (name for glob in event.names.split() for name in _names(owner, glob))
             for name in names:
@@ -236,7 +227,7 @@ class Patches:
                 if event.treatment is Treatment.REPLACE:
                     self.replace(owner, name, method(original))
                 elif event.treatment is Treatment.HOOK:
-                    self.undo_by(original(_hook(method, guarded, compilers=event.compilers)).remove)
+                    self.undo_by(original(_hook(method, guarded)).remove)
                 else:
                     if event.treatment is Treatment.AFTER:
                         method = functools.partial(functools.partial, method)
@@ -252,8 +243,8 @@ class Patches:
     def watch(self, owner: Any, name: str, function: str, guarded: Guarded, handler: Handler, event: Event) -> None:
         """Replace a function by one that calls it between two guarded sections, with the same arguments.
 
-        Only the original runs while the probe is off, while a call of the same group is under way, and, for events with
-        `compilers`, while a compiler traces the call.
+        Only the original runs while the probe is off, while a call of the same group is under way, and while a compiler
+        traces the call.
 
         Args:
             owner: the class or module that has it.
@@ -262,11 +253,11 @@ class Patches:
             guarded: of the probe.
             handler: is given the call; what it returns, if not None, is called with the result, or with `RAISED` where
                 the original raised and the event asks for that.
-            event: of which `compilers`, `group` and `raised` are asked.
+            event: of which `group` and `raised` are asked.
         """
         original = getattr(owner, name)
         group, inside = event.group, guarded.inside
-        is_traced = sys.modules["torch"].compiler.is_compiling if event.compilers else _never
+        is_traced = _tracing()
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -319,19 +310,17 @@ def _names(owner: Any, glob: str) -> list[str]:
     return [name for name in vars(owner) if name.startswith(glob[:-1])] if glob.endswith("*") else [glob]
 
 
-def _never() -> bool:
-    return False
+def _tracing() -> Callable[[], bool]:
+    """Function that tells whether a compiler traces what calls it; before torch is imported, none does."""
+    return sys.modules["torch"].compiler.is_compiling if "torch" in sys.modules else bool
 
 
-def _hook(method: Callable[..., Any], guarded: Guarded, *, compilers: bool) -> Callable[..., Any]:
+def _hook(method: Callable[..., Any], guarded: Guarded) -> Callable[..., Any]:
     """A hook that calls `method` inside the guard and returns its result; while the probe is off it only returns None.
 
-    Args:
-        method: of the probe.
-        guarded: of the probe.
-        compilers: True if nothing is called either while a compiler traces the hook.
+    Nothing is called either while a compiler traces the hook.
     """
-    is_traced = sys.modules["torch"].compiler.is_compiling if compilers else _never
+    is_traced = _tracing()
 
     def hooked(*given: Any) -> Any:
         """Call the method inside the guard.

@@ -36,21 +36,10 @@ if TYPE_CHECKING:
 # gives other numbers from equal inputs. So the plain arguments of each operator are noted when its site is new: the
 # document `settings/operators`, with `--level op`.
 
-_UNWRITTEN = frozenset(
-    {
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "empty_permuted",
-        "empty_quantized",
-        "new_empty",
-        "new_empty_strided",
-        "resize_",
-        "resize_as_",
-        "set_",
-        "record_stream",
-    }
-)
+_UNWRITTEN = frozenset({
+    "empty", "empty_like", "empty_strided", "empty_permuted", "empty_quantized", "new_empty", "new_empty_strided",
+    "resize_", "resize_as_", "set_", "record_stream",
+})  # fmt: skip
 """Operators whose results hold whatever the memory held before."""
 
 _ALSO_VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "lift_fresh", "alias", "detach", "detach_", "lift"})
@@ -174,21 +163,6 @@ class Run(NamedTuple):
         for position, name in facts.written:
             value = self.args[position] if 0 <= position < len(self.args) else self.kwargs.get(name)
             yield from tensors(f"[{name!r}]", value)
-
-    def of_element(self, path: str) -> Run:
-        """What one element of a `_foreach_` operator's result is computed from: of each list the item at its place.
-
-        Args:
-            path: of the element's result, which ends with its place: `[3]`; without a number it is place 0.
-        """
-        digits = path.rpartition("[")[2].rstrip("]")
-        place = int(digits) if digits.isdigit() else 0
-        return self._replace(
-            args=tuple(
-                (value[place] if place < len(value) else None) if isinstance(value, (list, tuple)) else value
-                for value in self.args
-            )
-        )
 
     def plain_arguments(self) -> dict[str, Any]:
         """Arguments by name, as `_plain_value` gives them, with defaults of those that were not given.
@@ -371,38 +345,17 @@ class OpProbe(GuardedProbe):
             run as python) or a compiler's tracing; outside of modules in the data phase without gradients, or where the
             options leave `SCRIPT` out; in the backward pass of an operator that is not recorded.
         """
-        stack = self._context.stack
-        origin: OpCall | None = None
-        if stack.calls:
-            state = stack.calls[-1]
-            if state is None or not state.watched or private_api.tracing_state() is not None:
-                self._hide_node()
-                return None
-            fqn, phase, module_class = state.fqn, stack.phase, state.module_class
-        elif node is not None:
-            self._between = Phase.OPTIMIZER
-            origin = self._forward_call(node)
-            if origin is None:
-                return None
-            fqn, phase, module_class = origin.fqn, Phase.BACKWARD, origin.module_class
-        else:
-            if stack.optimizers:
-                return None
-            fqn, phase, module_class = SCRIPT, self._between, ""
-            if not self._is_wanted(SCRIPT) or (phase is Phase.DATA and not torch.is_grad_enabled()):
-                self._hide_node()
-                return None
-        if (
-            self._context.options.compile != "eager"
-            and (entries := private_api.compiled_entries())
-            and is_in_compiled_call(frame, entries)
-        ):
-            self._hide_node()
+        place = self._place_of(node)
+        entries = private_api.compiled_entries() if self._context.options.compile != "eager" else None
+        if place is None or (entries and is_in_compiled_call(frame, entries)):
+            if node is None or self._context.stack.calls:  # the last node is of no recorded operator, nor its backward
+                self._by_node.setdefault(private_api.next_node() - 1, None)
             return None
+        fqn, phase, module_class, line = place
         number = self._context.count(facts, fqn, phase)
         call = self._calls.get((facts, fqn, phase, number))
         if call is None:
-            source = line_of(frame) or (origin.source if origin is not None else "")
+            source = line_of(frame) or line
             call = self._calls[facts, fqn, phase, number] = OpCall(phase, fqn, module_class, facts, number, source)
         # The first operator seen since a node was made is the one it was made for; inside an autograd function of the
         # script's, the first that its forward runs. A backward pass that makes no graph makes none.
@@ -410,9 +363,25 @@ class OpProbe(GuardedProbe):
             self._by_node.setdefault(private_api.next_node() - 1, call)
         return call
 
-    def _hide_node(self) -> None:
-        """Note, if nothing is noted yet, that the last autograd node is of no recorded operator, nor its backward."""
-        self._by_node.setdefault(private_api.next_node() - 1, None)
+    def _place_of(self, node: Any) -> tuple[str, Phase, str, str] | None:
+        """FQN, phase, class of the module and line of an operator that runs now; None where it is not recorded.
+
+        The line is that of the forward operator of a backward one, "" for any other.
+        """
+        stack = self._context.stack
+        if stack.calls:
+            state = stack.calls[-1]
+            if state is None or not state.watched or private_api.tracing_state() is not None:
+                return None
+            return state.fqn, stack.phase, state.module_class, ""
+        if node is not None:
+            self._between = Phase.OPTIMIZER
+            origin = self._forward_call(node)
+            return None if origin is None else (origin.fqn, Phase.BACKWARD, origin.module_class, origin.source)
+        in_data = self._between is Phase.DATA and not torch.is_grad_enabled()
+        if stack.optimizers or in_data or not self._is_wanted(SCRIPT):
+            return None
+        return SCRIPT, self._between, "", ""
 
     def _forward_call(self, node: Any) -> OpCall | None:
         """The forward call of an autograd node.
@@ -488,8 +457,7 @@ class OpProbe(GuardedProbe):
                     place, SiteInfo(call.module_class, facts.name, call.source)
                 )
                 self._note_arguments(run, call)
-            if facts.each or given is None:
-                given = self._given_of(node, run.of_element(path) if facts.each else run)
+            given = given or self._given_of(node, run, each=facts.each)
             self._recorder.emit(site, value, given)
             if memory := memory_of(value):
                 self._written_by[memory] = site
@@ -540,14 +508,15 @@ class OpProbe(GuardedProbe):
                         break
         return found
 
-    def _given_of(self, node: Any, run: Run) -> Given:
+    def _given_of(self, node: Any, run: Run, *, each: bool) -> Given:
         """Sites that wrote an operator's inputs, and the forward operator of a backward one.
 
         Args:
             node: the autograd node that is running; None outside a backward pass.
             run: the operator.
+            each: whether it works on lists, element by element: then what went into one is not known.
         """
-        sites = self._writers_of(run.args if not run.kwargs else (*run.args, *run.kwargs.values()))
+        sites = [-1] if each else self._writers_of((*run.args, *run.kwargs.values()))
         origin = None if node is None else self._by_node.get(node._sequence_nr()) or node.name()  # noqa: SLF001 - documented in torch's notes on autograd
         if origin is None or isinstance(origin, str):
             return Given(tuple(sites), -1, origin or "")

@@ -68,14 +68,6 @@ def take_out(library: Any) -> None:
     library._destroy()  # noqa: SLF001 - torch does it itself only when the object goes
 
 
-def writes_to(tensor: torch.Tensor) -> int:
-    """How often a tensor was written to in place, by autograd's count; -1 for an inference tensor, which has none.
-
-    Where torch lacks this, results of collectives are recorded although they have been written to since.
-    """
-    return -1 if tensor.is_inference() else int(getattr(tensor, "_version", -1))
-
-
 LOADER_ITERATOR: Any = _class_named("torch.utils.data.dataloader", "_BaseDataLoaderIter") or None
 """Class of a DataLoader's iterators. Without it, batches are not observed."""
 

@@ -763,7 +763,7 @@ class StepClock:
         self._model_ran = False
         self._ran_with_gradients.clear()
         self.evaluation.end_step()
-        self._parts.clear()
+        self._parts.look()
         self.tell("on_ending")
         self._recorder.tick()
         self.tell("on_tick")

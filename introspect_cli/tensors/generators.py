@@ -89,23 +89,23 @@ class Generators:
         """Whether any generator is watched, and no default generator in use was left unwatched."""
         return bool(self.names) and not self.unwatched
 
-    def take_moved(self, *, whole: bool = False) -> list[tuple[str, int]]:
+    @property
+    def states(self) -> dict[str, int]:
+        """State of each by name, accelerators left out, as they were when they were last read."""
+        return dict(zip(self.names, self._states, strict=True))
+
+    def take_moved(self) -> list[tuple[str, int]]:
         """Name and 64-bit state before the draw of each generator that has moved since it was last read.
 
         In the order of `names`, then accelerators, whose 64 bits are a hash of seed and offset. Reads their present
         states, so that a second call returns [].
-
-        Args:
-            whole: True to compare the states themselves: for use after others have called the compiled
-                `generators_moved`, which forgets what it has reported.
         """
         moved = []
-        mask = -1 if whole else self._compiled.generators_moved()
+        mask = self._compiled.generators_moved()
         for number, name in enumerate(self.names):
             if mask >> number & 1:
                 known, self._states[number] = self._states[number], self._compiled.generator_state(number)
-                if not whole or known != self._states[number]:
-                    moved.append((name, known))
+                moved.append((name, known))
         for name in self._devices:
             now = self._device_state(name)
             before = self._device_states.get(name)

@@ -32,21 +32,18 @@ def collectives(run, rank=0, step=0):
     return [found for found in run.rank(rank).records(step) if found.site.kind is Kind.COLLECTIVE]
 
 
-def test_each_collective_is_on_record_with_what_goes_in_and_what_comes_out():
+def test_each_collective_is_on_record_with_what_goes_in():
     (path,) = decided("faults", "collectives/calls-none~collectives")
     with open_run(path) as run:
         by_rank = [collectives(run, rank) for rank in (0, 1)]
         assert [(r.site.fqn, r.site.call, r.site.path) for r in by_rank[0]] == [
-            *(("ranks 0,1", call, path) for call in (0, 1) for path in ("", ".in[0]", ".out[0]")),
+            *(("ranks 0,1", call, path) for call in (0, 1) for path in ("", ".in[0]")),
             *(("messages of ranks 0,1", 0, f"send to rank 1{path}") for path in ("", ".in[0]")),
         ]
         assert by_rank[0][0].summary.text == "'all_reduce sum of float32 [4]'"
         assert (by_rank[0][0].info.source, by_rank[0][0].info.op) == (line_of("first"), "all_reduce")
-        went_in = [records[1].summary.stats["mean"] for records in by_rank]
-        came_out = [records[2].summary.stats["mean"] for records in by_rank]
-        assert (went_in, came_out) == ([1.0, 2.0], [3.0, 3.0])
-        assert by_rank[1][-1].site.path == "recv from rank 0.out[0]"
-        assert by_rank[1][-1].summary.checksum == by_rank[0][-1].summary.checksum
+        assert [records[1].summary.stats["mean"] for records in by_rank] == [1.0, 2.0]
+        assert by_rank[1][-1].site.path == "recv from rank 0"
     assert verify_run(path).sound
     assert not list(path.glob(f"rank*/{IN_FLIGHT}"))
 
@@ -130,15 +127,9 @@ for _ in range(2):
     gone = weakref.ref(total)
     del total, part, own
     print(gone())
-    late = torch.ones(4)
-    work = dist.broadcast(late, 0, async_op=True)
-    while not work.is_completed():
-        pass
-    late.add_(1)
-    work.wait()
     other = torch.ones(4)
     dist.all_reduce(other)
-    net(late.reshape(2, 2)).sum().backward()
+    net(other.reshape(2, 2)).sum().backward()
     optimizer.step()
 """
 
@@ -148,10 +139,6 @@ def test_no_tensor_is_held_or_referred_to_while_a_collective_is_under_way(intros
     launched = {**os.environ, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}  # the other rank never comes
     done = introspect("capture", "-q", "-o", "run", "--record", "default,collective", "train.py", env=launched)
     assert done.stdout.splitlines() == [*["[0, 0] 1", *["[7.0, 7.0, 7.0, 7.0]"] * 2, "None"] * 2], done.stderr
-    with open_run(tmp_path / "run") as run:
-        results = [r.site.call for r in collectives(run, step=1) if ".out" in r.site.path]
-    # Nobody waited for 0, 2 is a broadcast's root, and what 1 and 3 gave is as it came out.
-    assert results == [1, 3]
 
 
 RECORDED = ("--record", "default,collective")

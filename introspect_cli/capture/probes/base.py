@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from introspect_cli.capture.events import Patches
+from introspect_cli.capture.recording.rows import NO_INFO
+from introspect_cli.records import Site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.records import Kind
+    from introspect_cli.records import Kind, Phase, SiteInfo
 
 Args = tuple[Any, ...]
 """Arguments of a call by position."""
@@ -79,6 +81,19 @@ class GuardedProbe:
                     method(*given)
 
         return heard
+
+    def _emit(
+        self,
+        phase: Phase,
+        kind: Kind,
+        fqn: str,
+        values: Sequence[tuple[str, Any]],
+        call: int = 0,
+        info: SiteInfo = NO_INFO,
+    ) -> None:
+        """Record values, each at its path below one name and call."""
+        sites = [self._recorder.site(Site(phase, kind, fqn, call, path), info) for path, _ in values]
+        self._recorder.emit_many(sites, [value for _, value in values])
 
     def remove(self) -> None:
         """Switch the guard off, stop listening, and take out all that was put in place (`Patches.undo_by`)."""

@@ -53,7 +53,10 @@ class ChildrenProbe(GuardedProbe):
         """
         process = call.first
         work = work_of(process)  # starting a process forgets what it runs
-        self._announce_rank(process)
+        target, args = getattr(process, "_target", None), tuple[Any, ...](getattr(process, "_args", ()))
+        is_rank = getattr(target, "__module__", "") == _SPAWN and len(args) > 1 and type(args[1]) is int
+        if self._spawning is not None and is_rank:
+            os.environ.update(spawn_variables(args[1], *self._spawning))
 
         def started(_: None) -> None:
             """Note the process's function, once, unless it is a helper's or is recorded; forks never are."""
@@ -85,18 +88,6 @@ class ChildrenProbe(GuardedProbe):
             self._spawning = before
 
         return started
-
-    def _announce_rank(self, process: BaseProcess) -> None:
-        """Put INTROSPECT_SPAWN_RANK and _SIZE into the environment, for the child of `mp.spawn` that starts next.
-
-        Nothing for other processes, and outside of `_watch_spawn`.
-        """
-        target, args = getattr(process, "_target", None), tuple[Any, ...](getattr(process, "_args", ()))
-        if self._spawning is None or getattr(target, "__module__", "") != _SPAWN or len(args) < 2:
-            return
-        number, name = self._spawning
-        if type(args[1]) is int:
-            os.environ.update(spawn_variables(args[1], number, name))
 
 
 def work_of(process: BaseProcess) -> str:

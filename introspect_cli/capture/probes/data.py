@@ -144,6 +144,7 @@ class DataProbe(GuardedProbe):
         """
         if Kind.BATCH not in self._context.kinds:
             return
+        self._built.forget_training()
         before, self._names[Phase.DATA] = self._names[Phase.DATA], FreeNames()
         renamed: dict[str, str] = {}
         counts = self._context.counts
@@ -153,10 +154,10 @@ class DataProbe(GuardedProbe):
             old = None if source is None else before.find(source)
             if source is not None and old is not None:
                 renamed[old] = self._names[Phase.DATA].name(source, source.class_name)
+                self._built.add_loader(Phase.DATA, renamed[old], source.settings)
                 counts[self, renamed[old], Phase.DATA] = mine.get((self, old, Phase.DATA), 0)
         rows, of_site = self._recorder, {old: {"fqn": new} for old, new in renamed.items()}
         rows.put(rows.take_back(0), lambda site: of_site.get(site.fqn, {}) if site.kind is Kind.BATCH else {})
-        self._built.rename_loaders(renamed)
 
     def on_evaluation(self, taken: list[Row]) -> None:
         """Record batches that were taken out of a step as those of an evaluation, if wanted.
@@ -198,8 +199,7 @@ class DataProbe(GuardedProbe):
             site = self._recorder.site(Site(phase, Kind.BATCH, loader, call, ""), info)
             self._recorder.gap(site, f"{type(batch).__name__} cannot be looked into: {type(error).__name__}")
             return
-        sites = [self._recorder.site(Site(phase, Kind.BATCH, loader, call, path), info) for path, _ in leaves]
-        self._recorder.emit_many(sites, [_recordable(leaf) for _, leaf in leaves])
+        self._emit(phase, Kind.BATCH, loader, [(path, _recordable(leaf)) for path, leaf in leaves], call, info)
 
 
 def _recordable(leaf: object) -> object:

@@ -18,7 +18,7 @@ import torch
 from introspect_cli.capture import private_api, torch_distributed
 from introspect_cli.capture.frames import line_of, script_frames, variable_names
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.records import Kind, Phase, Site, SiteInfo
+from introspect_cli.records import Kind, Phase, SiteInfo
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -72,40 +72,25 @@ class LossProbe(GuardedProbe):
             if not self._recorder.wanted:
                 return None
             call = self._context.count(self)
-            roots = [roots] if isinstance(roots, torch.Tensor) else roots
-            if not isinstance(roots, (list, tuple)):
-                return None  # an iterator would be empty when torch gets it
+            roots = _listed(roots)
             leaves = self._record_leaves(roots) if not self._context.names.any_module else []
             self._record(roots, call)
-            if not leaves:
+            # where an optimizer is, its probe records gradients
+            if not leaves or Kind.GRAD not in self._context.kinds or self._context.clock.has_optimizer:
                 return None
-            inputs = begun.given(1, "inputs")
 
             def after(result: object) -> None:
                 """Record the leaves' `.grad` after `backward`, the returned gradients after `grad`."""
                 with unobserved():
-                    if begun.name == "backward":
-                        self._record_leaf_gradients([(leaf, tensor.grad) for leaf, tensor in leaves], call)
-                    else:
-                        self._record_returned(inputs, result, call)
+                    pairs = [(tensor, tensor.grad) for _, tensor in leaves]
+                    if begun.name == "grad":
+                        pairs = list(zip(_listed(begun.given(1, "inputs")), _listed(result), strict=False))
+                    for tensor, gradient in pairs:
+                        name = self._context.leaf_names.get(id(tensor))
+                        if name is not None and gradient is not None:
+                            self._record_leaf(Phase.BACKWARD, Kind.GRAD, name, call, gradient)
 
             return after
-
-    def _record_returned(self, inputs: Any, result: Any, call: int) -> None:
-        """Record gradients that `torch.autograd.grad` has returned, for those inputs that are leaves with a name.
-
-        Nothing where inputs are given as an iterator.
-
-        Args:
-            inputs: as the script gave them.
-            result: as torch returned them.
-            call: number of the backward pass in the step.
-        """
-        inputs = [inputs] if isinstance(inputs, torch.Tensor) else inputs
-        if isinstance(inputs, (list, tuple)) and isinstance(result, tuple):
-            pairs = zip(inputs, result, strict=False)
-            named = [(self._context.leaf_names.get(id(tensor)), gradient) for tensor, gradient in pairs]
-            self._record_leaf_gradients([(name, gradient) for name, gradient in named if name is not None], call)
 
     def _record(self, roots: Sequence[Any], call: int) -> None:
         """Record random draws so far, then each root tensor as a loss: path "" for a single one, else `[0]`, `[1]`.
@@ -117,11 +102,10 @@ class LossProbe(GuardedProbe):
         if Kind.LOSS not in self._context.kinds:
             return
         info = SiteInfo(source=line_of(sys._getframe(1)))  # noqa: SLF001 - the documented way to a frame
-        for position, root in enumerate(roots):
-            if isinstance(root, torch.Tensor):
-                path = "" if len(roots) == 1 else f"[{position}]"
-                site = Site(Phase.LOSS, Kind.LOSS, "loss", call, path)
-                self._recorder.emit(self._recorder.site(site, info), root)
+        losses = [
+            (f"[{at}]" * (len(roots) > 1), root) for at, root in enumerate(roots) if isinstance(root, torch.Tensor)
+        ]
+        self._emit(Phase.LOSS, Kind.LOSS, "loss", losses, call, info)
 
     def _record_leaves(self, roots: Iterable[object]) -> list[tuple[str, torch.Tensor]]:
         """Name the leaves of a graph before its backward pass in place of the last one's, and record their values.
@@ -140,33 +124,28 @@ class LossProbe(GuardedProbe):
         leaves = _leaves([root.grad_fn for root in roots if isinstance(root, torch.Tensor)])
         frames = islice(script_frames(), MAX_FRAMES)
         given = variable_names({id(leaf) for leaf in leaves}, torch.Tensor, frames)
-        self._context.leaf_names.clear()
-        if self._are_held([leaf for leaf in leaves if id(leaf) not in given]):
-            return []
-        for leaf in leaves:
-            name = given.get(id(leaf)) or f"leaf{len(self._context.leaf_names)}"
-            if name not in self._context.leaf_names.values():
-                self._context.leaf_names[id(leaf)] = name
-        named = [(self._context.leaf_names[id(leaf)], leaf) for leaf in leaves if id(leaf) in self._context.leaf_names]
-        if Kind.PARAM in self._context.kinds:
-            for name, leaf in named:
-                if not self._context.clock.has_optimizer or self._recorder.resumed or name not in self._seen:
-                    self._record_leaf(Phase.START, Kind.PARAM, name, 0, leaf)
-                self._seen.add(name)
-            if not self._context.clock.has_optimizer:
-                self._last = self._recorder.step, [(name, weakref.ref(leaf)) for name, leaf in named]
-        return named
-
-    def _are_held(self, unnamed: list[torch.Tensor]) -> bool:
-        """Whether modules hold all leaves without a variable: then a model ran unseen, and these are its parameters.
-
-        Names these modules, and sets `any_module` of the names. Without such leaves, returns what `any_module` is.
-        """
-        names = self._context.names
-        if unnamed:
+        names, leaf_names = self._context.names, self._context.leaf_names
+        leaf_names.clear()
+        if unnamed := [leaf for leaf in leaves if id(leaf) not in given]:
+            # where modules hold them all, a model ran unseen, and these are its parameters
             names.name_holders_of(unnamed)
             names.any_module = all(names.parameters.name_of(leaf) is not None for leaf in unnamed)
-        return names.any_module
+        if names.any_module:
+            return []
+        for leaf in leaves:
+            name = given.get(id(leaf)) or f"leaf{len(leaf_names)}"
+            if name not in leaf_names.values():
+                leaf_names[id(leaf)] = name
+        named = [(leaf_names[id(leaf)], leaf) for leaf in leaves if id(leaf) in leaf_names]
+        if Kind.PARAM in self._context.kinds:
+            without = not self._context.clock.has_optimizer
+            for name, leaf in named:
+                if without or self._recorder.resumed or name not in self._seen:
+                    self._record_leaf(Phase.START, Kind.PARAM, name, 0, leaf)
+                self._seen.add(name)
+            if without:
+                self._last = self._recorder.step, [(name, weakref.ref(leaf)) for name, leaf in named]
+        return named
 
     def _record_leaves_again(self) -> None:
         """Record the values of the last backward pass's leaves as call 1 of phase `start`, and forget these leaves.
@@ -181,17 +160,15 @@ class LossProbe(GuardedProbe):
                 if (leaf := reference()) is not None:
                     self._record_leaf(Phase.START, Kind.PARAM, name, 1, leaf)
 
-    def _record_leaf_gradients(self, leaves: Iterable[tuple[str, torch.Tensor | None]], call: int) -> None:
-        """Record gradients of leaves by name, None left out; nothing where an optimizer exists, whose probe does."""
-        if Kind.GRAD in self._context.kinds and not self._context.clock.has_optimizer:
-            for name, gradient in leaves:
-                if gradient is not None:
-                    self._record_leaf(Phase.BACKWARD, Kind.GRAD, name, call, gradient)
-
     def _record_leaf(self, phase: Phase, kind: Kind, name: str, call: int, value: torch.Tensor) -> None:
         """Record a leaf or its gradient under its name, unless the options leave that name out."""
         if self._context.names.wanted(name):
-            self._recorder.emit(self._recorder.site(Site(phase, kind, name, call)), value)
+            self._emit(phase, kind, name, [("", value)], call)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """A tensor, list or tuple as a sequence; of anything else none: an iterator would be empty when torch gets it."""
+    return value if isinstance(value, (list, tuple)) else [value] if isinstance(value, torch.Tensor) else ()
 
 
 def _leaves(nodes: list[Any]) -> list[torch.Tensor]:

@@ -53,7 +53,6 @@ from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
     from introspect_cli.capture.context import Context, Stack
     from introspect_cli.capture.naming import ModuleState
@@ -193,19 +192,16 @@ class ModuleProbe(GuardedProbe):
             module: whose outermost call has just been recorded.
             phase: of that call.
         """
-        names = self._context.names
-        if next(names.holders_of(module), None) is None:
+        above = {id(holder): holder for holder in self._names.holders_of(module)}
+        if not above:
             return
-        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the only way to a frame
-        while frame is not None and (is_introspects(frame) or frame.f_globals.get("__name__") == nn.Module.__module__):
-            frame = frame.f_back
-        if frame is None:
-            return
-        key = (id(module), id(frame.f_code), phase)
-        if key in self._looked:
+        # by `filter`: while a generator that is not exhausted is closed, python drops what another thread sends
+        ours, frames = nn.Module.__module__, outward(sys._getframe(1))  # noqa: SLF001 - the only way to a frame
+        callers = filter(lambda each: not is_introspects(each) and each.f_globals.get("__name__") != ours, frames)
+        frame = next(callers, None)
+        if frame is None or (key := (id(module), id(frame.f_code), phase)) in self._looked:
             return
         self._looked.add(key)
-        above = {id(holder): holder for holder in names.holders_of(module)}
         for caller, _ in zip(outward(frame), range(MAX_FRAMES), strict=False):
             is_method = caller.f_code.co_argcount and caller.f_code.co_varnames[0] == "self"
             holder = above.get(id(caller.f_locals.get("self"))) if is_method else None
@@ -272,14 +268,12 @@ class ModuleProbe(GuardedProbe):
         """
         stack = self._stacks.now
         calls, in_backward = stack.calls, private_api.graph_task() != -1
-        if calls and calls[-1] is not None and self._recorder.wanted and not in_backward:  # as nearly all are
-            return self._record_call(stack, original, module, args, kwargs)
-        if calls and (calls[-1] is None or not self._recorder.wanted):
-            return original(module, *args, **kwargs)
         if not calls and not in_backward:
             return self._record_outermost(stack, original, module, args, kwargs)
-        if not self._recorder.wanted:
-            return self._run_unrecorded(original, module, args, kwargs)
+        if (calls and calls[-1] is None) or not self._recorder.wanted:
+            return original(module, *args, **kwargs)
+        if not in_backward:
+            return self._record_call(stack, original, module, args, kwargs)
         phase, stack.phase = stack.phase, Phase.RECOMPUTE  # the forward around a backward pass goes on after it
         try:
             return self._record_call(stack, original, module, args, kwargs)
@@ -290,18 +284,28 @@ class ModuleProbe(GuardedProbe):
     def _record_outermost(self, stack: Stack, original: Forward, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """Run a call outside of any other and of a backward pass: tell the clock, and record it in a wanted step.
 
-        Not recorded: shape inference of pipeline stages, modules that are not initialised, and all after a failure.
+        The clock may end a step before the call, and begin one. Not recorded, and not told: what a graph is traced
+        with, a parametrisation that is called to look at a weight, shape inference of pipeline stages, modules that are
+        not initialised, and all after a failure. A module that is not recorded is named as if it were, unless it is
+        only evaluated.
         """
         if is_unfinished(module):
             return original(module, *args, **kwargs)
-        stage = torch_distributed.in_stage()
-        if stage is not None and stage.what == "inference":
+        stage, clock = torch_distributed.in_stage(), self._context.clock
+        infers = stage is not None and stage.what == "inference"
+        if stage is not None and infers:
             self._context.pipelines.note_stage(stage.stage, module)
+        looks = issubclass(type(module), ParametrizationList)  # no code of the script's is asked
+        if infers or looks or private_api.tracing_state() is not None or is_traced(args, kwargs):
             return self._run_unrecorded(original, module, args, kwargs)
         with self._guarded:
-            self._tell_clock(module, args, kwargs)
+            with unobserved():
+                stack.outer = clock.outermost_forward(module)
             if stage is not None and stage.what == "forward":
                 self._context.pipelines.note_stage(stage.stage, module)
+            evaluates = stack.outer is Phase.EVAL and not clock.trained.is_trained(module)
+            if not self._recorder.wanted and not evaluates and self._names.find(module) is None:
+                self._names.ensure_named(module, None)
         if not self._guarded.on:  # that failed: what the call is for is not known
             return original(module, *args, **kwargs)
         if not self._recorder.wanted:
@@ -309,42 +313,20 @@ class ModuleProbe(GuardedProbe):
         result = self._record_call(stack, original, module, args, kwargs)
         with self._guarded:
             self._note_callers(module, stack.outer)
-        with self._guarded, unobserved():
-            self._context.clock.mark_graph(result)
+            with unobserved():
+                clock.mark_graph(result)
         return result
 
     @uncounted
     def _run_unrecorded(self, original: Forward, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
-        """Run an outermost call without recording it or anything inside.
-
-        Its module is named as if it were recorded, unless it is only evaluated or a compiler is tracing.
-        """
+        """Run an outermost call without recording it or anything inside."""
         calls = self._stacks.now.calls
-        evaluates = self._stacks.now.outer is Phase.EVAL and not self._context.clock.trained.is_trained(module)
-        if self._names.find(module) is None and private_api.tracing_state() is None and not evaluates:
-            with self._guarded:
-                self._names.ensure_named(module, None)
         depth = len(calls)
         try:
             calls.append(None)
             return original(module, *args, **kwargs)
         finally:
             del calls[depth:]
-
-    def _tell_clock(self, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
-        """Tell the clock of an outermost call, and keep the phase that it gives in `stack.outer`.
-
-        The clock may end a step before the call, and begin one. Nothing while a graph is traced, and for a
-        parametrisation that is called to look at a weight.
-        """
-        if (
-            isinstance(module, ParametrizationList)
-            or private_api.tracing_state() is not None
-            or is_traced(args, kwargs)
-        ):
-            return  # what we read now would become part of the traced graph
-        with unobserved():
-            self._stacks.now.outer = self._context.clock.outermost_forward(module)
 
     @uncounted
     def _record_call(self, stack: Stack, original: Forward, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
@@ -415,13 +397,11 @@ class ModuleProbe(GuardedProbe):
         """
         if is_unfinished(module):
             return None, False
-        if caller is None and isinstance(module, ParametrizationList):
-            return None, False  # somebody looks at a parametrised weight; that is no forward pass
         stack.in_graph = isinstance(module, private_api.COMPILERS_GRAPH) and self._names.find(module) is None
         if stack.in_graph:
             return None, False
         if caller is None:
-            phase = self._phase_of_call()
+            phase = Phase.RECOMPUTE if private_api.graph_task() != -1 else stack.outer
             if phase is Phase.EVAL and not self._context.clock.evaluation.wanted:
                 if self._context.clock.trained.is_trained(module):
                     self._names.ensure_named(module, None)
@@ -483,10 +463,6 @@ class ModuleProbe(GuardedProbe):
         if is_fused or hides(module):
             self._record_hidden(module, state, call)
 
-    def _phase_of_call(self) -> Phase:
-        """`RECOMPUTE` inside a backward pass, else the phase that the clock gave to the last outermost call."""
-        return Phase.RECOMPUTE if private_api.graph_task() != -1 else self._stacks.now.outer
-
     def _note_draws(self, state: ModuleState, call: int, *, before: bool) -> None:
         """Record the states of generators that have moved since the last look, under this call.
 
@@ -505,7 +481,7 @@ class ModuleProbe(GuardedProbe):
 
         Not for those that were called in this step, wrappers, and unwatched or unnamed ones.
         """
-        if call or Kind.OUTPUT not in self.values.kinds:
+        if call or Kind.OUTPUT not in self._context.kinds:
             return
         for child in modules_in(module):
             inner = self._names.find(child)

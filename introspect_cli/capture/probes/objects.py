@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 import weakref
 from argparse import Namespace
@@ -39,12 +40,11 @@ if TYPE_CHECKING:
 # What an object of the script's was given, as plain data, read without running anything of the script's.
 #
 # It is in the object's attributes. Only an object's `__dict__` is looked into, only exact types are taken apart, and
-# a length is asked of what the interpreter, torch or numpy implements alone. What is large is told by its kind and
-# size.
+# a length is asked of python's containers alone. What is large is told by its kind and size.
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _NAMED = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
-FUNCTIONS = (FunctionType, BuiltinFunctionType)
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 _SIZED = frozenset({list, tuple, dict, set, frozenset, OrderedDict, deque, range, bytes, bytearray})
 _ENUMERATED = (list, tuple)
 
@@ -57,118 +57,89 @@ MAX_BITS = 256  # bits of an integer
 _HOLDERS = (functools.partial, SimpleNamespace, Namespace)
 """Python's classes that hold what they are given."""
 
-_LENGTHS = ("torchvision.", "datasets.")
-"""Libraries beside torch whose data sets say how long they are without running anything of the script's."""
-
-
 Facts = list[tuple[str, Any]]
 """Pairs of where in an object something is (`.padding`, `[0].size`; "" for itself) and its value."""
 
 
-class Description:
-    """Plain facts of one object; cut at depth 4, 32 items of a container and 400 parts in all.
+def _facts(value: Any, seen: set[int], depth: int = 0) -> Facts:
+    """Facts of a value: a number or text (200 characters), of containers their items, else class and attributes.
+
+    Items of a dict whose key is no scalar are left out. Given by class and length are sets and other containers, and
+    lists, tuples and dicts of more than 32 items; by class are modules, optimizers and python's own objects. After 400
+    objects, and for those described before, it is as at depth 4.
 
     Args:
-        left_out: names of attributes that say how far an object has come, not what it was built with.
+        value: any object; nothing of the script's is run.
+        seen: identities of the objects and containers that are described already.
+        depth: how many objects it is inside of; from 4 on, containers are given by class and length, objects by class.
     """
+    kind = type(value)
+    if kind in _PLAIN:
+        return [("", value[:MAX_TEXT] if kind is str else _bounded(value))]
+    if kind in _NAMED:
+        return [("", str(value))]
+    if issubclass(kind, type):
+        return [("", called(value))]
+    if kind in _FUNCTIONS:
+        return [("", called(value)), *_around(value, seen, depth)]
+    if issubclass(kind, torch.Tensor):
+        return [("", _tensor(value))]
+    if kind.__module__ == "numpy" and kind.__name__ in {"ndarray", "memmap"}:
+        return [("", f"{kind.__name__} {value.dtype} {list(value.shape)}")]
+    if kind is torch.Generator:
+        return [("", f"generator on {value.device}, seed {value.initial_seed()}")]
+    too_far = depth >= MAX_DEPTH or len(seen) > MAX_PARTS or id(value) in seen
+    if kind in _SIZED:
+        if too_far or kind not in {*_ENUMERATED, dict} or len(value) > MAX_ITEMS:
+            return [("", f"{kind.__name__} of {len(value):,}")]
+        return _named(value, seen, depth) if kind is dict else _listed(value, seen, depth)
+    if too_far or issubclass(kind, (nn.Module, ModuleType, torch.optim.Optimizer)) or _is_pythons(kind):
+        return [("", called(kind))]
+    seen.add(id(value))
+    if kind is functools.partial:
+        given = {"args": value.args} if value.args else {}
+        return [*_facts(value.func, seen, depth + 1), *_named(given | value.keywords, seen, depth)]
+    return [("", called(kind)), *_attributes(value, seen, depth)]
 
-    def __init__(self, left_out: frozenset[str] = frozenset()) -> None:
-        """Start with no part described; one instance is for one object."""
-        self._left_out = left_out
-        self._nodes = 0
-        self._seen: set[int] = set()
 
-    def facts(self, value: Any, depth: int = 0) -> Facts:
-        """Facts of a value: a number or text (200 characters), of containers their items, else class and attributes.
+def _attributes(value: object, seen: set[int], depth: int = 0) -> Facts:
+    """Facts of an object's attributes, by name without leading underscores; of its `__dict__` the first 64 alone.
 
-        Items of a dict whose key is no scalar are left out. Given by class and length are sets and other containers,
-        and lists, tuples and dicts of more than 32 items; by class are modules, optimizers and python's own objects.
-        After 400 parts, and for objects described before, it is as at depth 4.
+    Left out are names in `_PROGRESS`, names that begin with `__`, and private ones of torch's and torchvision's objects
+    unless they are scalars or lists of them. [] for an object without a `__dict__`.
+    """
+    library = type(value).__module__.partition(".")[0] in {"torch", "torchvision"}
+    held = {
+        name.lstrip("_"): item
+        for name, item in list(attributes_of(value).items())[: 2 * MAX_ITEMS]
+        if type(name) is str and name not in _PROGRESS and not name.startswith("__")
+        if not (library and name.startswith("_")) or _is_plain(item)  # bookkeeping
+    }
+    return _named(held, seen, depth)
 
-        Args:
-            value: any object; nothing of the script's is run.
-            depth: how many objects it is inside of; from 4 on, containers are given by class and length, objects
-                by class.
-        """
-        self._nodes += 1
-        kind = type(value)
-        if kind in _PLAIN:
-            is_long = kind is int and value.bit_length() > MAX_BITS
-            return [
-                ("", f"int of {value.bit_length()} bits" if is_long else value[:MAX_TEXT] if kind is str else value)
-            ]
-        if kind in _NAMED:
-            return [("", str(value))]
-        if issubclass(kind, type):
-            return [("", called(value))]
-        if kind in FUNCTIONS or kind is MethodType:
-            return [("", called(value)), *self._around(value, depth)]
-        if issubclass(kind, torch.Tensor):
-            return [("", _tensor(value))]
-        if kind.__module__ == "numpy" and kind.__name__ in {"ndarray", "memmap"}:
-            return [("", f"{kind.__name__} {value.dtype} {list(value.shape)}")]
-        if kind is torch.Generator:
-            return [("", f"generator on {value.device}, seed {value.initial_seed()}")]
-        too_far = depth >= MAX_DEPTH or self._nodes > MAX_PARTS or id(value) in self._seen
-        if kind in _SIZED:
-            if too_far or kind not in {*_ENUMERATED, dict} or len(value) > MAX_ITEMS:
-                return [("", f"{kind.__name__} of {len(value):,}")]
-            return self._named(value, depth) if kind is dict else self._listed(value, depth)
-        if too_far or issubclass(kind, (nn.Module, ModuleType, torch.optim.Optimizer)) or _is_pythons(kind):
-            return [("", called(kind))]
-        self._seen.add(id(value))
-        if kind is functools.partial:
-            given = {"args": value.args} if value.args else {}
-            return [*self.facts(value.func, depth + 1), *self._named(given | value.keywords, depth)]
-        length = length_of(value)
-        return [("", called(kind)), *([] if length is None else [(".length", length)]), *self.attributes(value, depth)]
 
-    def attributes(self, value: object, depth: int = 0) -> Facts:
-        """Facts of an object's attributes, by name without leading underscores; of its `__dict__` the first 64 alone.
+def _named(held: dict[Any, Any], seen: set[int], depth: int) -> Facts:
+    """Facts of the items of a dict with scalar keys, at `.KEY`."""
+    items = [(f".{str(key)[:MAX_TEXT]}", item) for key, item in held.items() if type(key) in _PLAIN]
+    return [(place + path, fact) for place, item in items for path, fact in _facts(item, seen, depth + 1)]
 
-        Left out are names in `left_out`, names that begin with `__`, and private ones of torch's and torchvision's
-        objects unless they are scalars or lists of them.
 
-        Args:
-            value: any object; [] for one without a `__dict__`.
-            depth: of the object, as in `facts`.
-        """
-        library = type(value).__module__.partition(".")[0] in {"torch", "torchvision"}
-        held = {
-            name.lstrip("_"): item
-            for name, item in list(attributes_of(value).items())[: 2 * MAX_ITEMS]
-            if type(name) is str and name not in self._left_out and not name.startswith("__")
-            if not (library and name.startswith("_")) or _is_plain(item)  # bookkeeping
-        }
-        return self._named(held, depth)
+def _listed(items: list[Any] | tuple[Any, ...], seen: set[int], depth: int) -> Facts:
+    """Facts of items, at `[0]`, `[1]`; the items in a list where each is a scalar."""
+    every = [_facts(item, seen, depth + 1) for item in items]
+    if all(len(facts) == 1 and not facts[0][0] and type(facts[0][1]) is not list for facts in every):
+        return [("", [fact for ((_, fact),) in every])]
+    return [(f"[{at}]{path}", fact) for at, facts in enumerate(every) for path, fact in facts]
 
-    def _named(self, held: dict[Any, Any], depth: int) -> Facts:
-        """Facts of the items of a dict with scalar keys, at `.KEY`."""
-        items = [(f".{str(key)[:MAX_TEXT]}", item) for key, item in held.items() if type(key) in _PLAIN]
-        return [(place + path, fact) for place, item in items for path, fact in self.facts(item, depth + 1)]
 
-    def _listed(self, items: list[Any] | tuple[Any, ...], depth: int) -> Facts:
-        """Facts of items, at `[0]`, `[1]`; the items in a list where each is a scalar."""
-        every = [self.facts(item, depth + 1) for item in items]
-        if all(len(facts) == 1 and not facts[0][0] and type(facts[0][1]) is not list for facts in every):
-            return [("", [fact for ((_, fact),) in every])]
-        return [(f"[{at}]{path}", fact) for at, facts in enumerate(every) for path, fact in facts]
-
-    def _around(self, value: Any, depth: int) -> Facts:
-        """Scalar globals and closure variables that a user's function uses; of globals, the first 32 names.
-
-        [] for other functions, and from depth 4 on.
-        """
-        function = value.__func__ if type(value) is MethodType else value
-        if type(function) is not FunctionType or depth >= MAX_DEPTH or not is_users(function.__code__.co_filename):
-            return []
-        code, cells = function.__code__, function.__closure__ or ()
-        around = {variable: function.__globals__.get(variable) for variable in code.co_names[:MAX_ITEMS]}
-        around = {variable: content for variable, content in around.items() if content is not None}
-        for variable, cell in zip(code.co_freevars, cells, strict=False):
-            with contextlib.suppress(ValueError):  # not assigned yet
-                around[variable] = cell.cell_contents
-        return self._named({name: content for name, content in around.items() if type(content) in _PLAIN}, depth)
+def _around(function: Any, seen: set[int], depth: int) -> Facts:
+    """Scalar globals and closure variables that a user's function uses; [] from depth 4 on, and for others."""
+    if type(function) is FunctionType and depth < MAX_DEPTH and is_users(function.__code__.co_filename):
+        with contextlib.suppress(ValueError):  # a variable that is not assigned yet
+            used = inspect.getclosurevars(function)
+            around = {**used.globals, **used.nonlocals}
+            return _named({name: value for name, value in around.items() if type(value) in _PLAIN}, seen, depth)
+    return []
 
 
 def _is_pythons(kind: type) -> bool:
@@ -187,7 +158,7 @@ def called(value: Any, *, in_full: bool = False) -> str:
     """
     if type(value) is MethodType:
         value = value.__func__
-    if type(value) not in FUNCTIONS and not (issubclass(type(value), type) and not in_full):
+    if type(value) not in _FUNCTIONS and not (issubclass(type(value), type) and not in_full):
         value = type(value)
     module = value.__module__ if type(value.__module__) is str else ""
     is_known = module in {"__main__", "__mp_main__", "builtins", ""} or f"{module}.".startswith("torch.")
@@ -200,29 +171,10 @@ def _is_plain(value: object) -> bool:
     return kind in _PLAIN or (kind in _ENUMERATED and all(type(item) in _PLAIN for item in value))  # type: ignore[attr-defined] # a list or a tuple
 
 
-def length_of(value: object) -> int | None:
-    """Number of samples in a torch, torchvision or `datasets` data set.
-
-    None for a class whose `__len__` is defined elsewhere, so that no code of the script's runs; for one of torchvision
-    or `datasets` with an attribute `dataset`; and where its attributes, or a call of its `__len__`, give no length.
-    """
-    asked = next((vars(cls)["__len__"] for cls in type(value).__mro__ if "__len__" in vars(cls)), None)
-    home = f"{asked.__module__}." if type(asked) is FunctionType else ""
-    held = object.__getattribute__(value, "__dict__") if home else {}
-    if home.startswith("torch."):
-        tensors, indices, sizes = (held.get(name) for name in ("tensors", "indices", "cumulative_sizes"))
-        if type(tensors) is tuple and tensors and type(tensors[0]) is torch.Tensor:
-            return tensors[0].shape[0]
-        if type(indices) in _SIZED:
-            return len(indices)  # type: ignore[arg-type] # each of these types has a length
-        return sizes[-1] if type(sizes) is list and sizes and type(sizes[-1]) is int else None
-    if home.startswith(_LENGTHS) and "dataset" not in held:
-        try:
-            length = len(value)  # type: ignore[arg-type] # it has a `__len__`
-        except Exception:  # whatever a library's own does not like
-            return None
-        return length if type(length) is int else None
-    return None
+def _bounded(value: Any) -> Any:
+    """A value as it is, but an integer of more than 256 bits as a text that says how many."""
+    is_long = type(value) is int and value.bit_length() > MAX_BITS
+    return f"int of {value.bit_length()} bits" if is_long else value
 
 
 def _tensor(value: torch.Tensor) -> Any:
@@ -243,12 +195,7 @@ def _tensor(value: torch.Tensor) -> Any:
 _ATTRIBUTES_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 """Attributes that every module has."""
 
-_HOOKS = {
-    "_forward_pre_hooks": "forward pre",
-    "_forward_hooks": "forward",
-    "_backward_pre_hooks": "backward pre",
-    "_backward_hooks": "backward",
-}
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _SIZED_ATTRIBUTES = (*_HOOKS, "_modules")
 _PACKAGE = "introspect_cli."
 _GONE: dict[str, object] = {}
@@ -301,7 +248,7 @@ class AttributeProbe(GuardedProbe):
 
     def __init__(self, context: Context) -> None:
         """Record nothing before `install`."""
-        self._watched: dict[str, AttributeSnapshot] = {}
+        self._watched: ById[AttributeSnapshot] = ById()
         super().__init__(context, then=self._watched.clear)
         self._patches.undo_by(self._watched.clear)
         self._recorded: dict[str, ModuleInfo] = {}
@@ -312,53 +259,36 @@ class AttributeProbe(GuardedProbe):
 
         Nothing in evaluation, or for a root without a name.
         """
-        state = None if self._context.stack.phase is Phase.EVAL else self._context.names.find(root)
-        if state is not None:
-            seen = self._watched.get(state.fqn)
-            if seen is None or not seen.holds():
-                self._write_changed(root, state.fqn)
+        seen = self._watched.get(root)
+        if seen is None or not seen.holds():
+            self.on_made(root)
 
-    def on_made(self, module: nn.Module) -> None:
-        """Write the row of a module that no other holds, when it gets its name; nothing in evaluation."""
-        state = None if self._context.stack.phase is Phase.EVAL else self._context.names.find(module)
-        if state is not None:
-            self._write_changed(module, state.fqn)
-
-    def _write_changed(self, root: nn.Module, root_name: str) -> None:
+    def on_made(self, root: nn.Module) -> None:
         """Write rows of all new modules, and of those in a root whose attributes changed; take a snapshot of it.
 
-        No row for a module made again under the same name with the same attributes.
-
-        Args:
-            root: the outermost module.
-            root_name: its FQN.
+        A root here is also a module that no other holds, when it gets its name. No row for a module made again under
+        the same name with the same attributes; nothing in evaluation, or for a root without a name.
         """
-        names, step = self._context.names, self._context.recorder.step
+        names, step = self._context.names, self._recorder.step
+        if self._context.stack.phase is Phase.EVAL or names.find(root) is None:
+            return
         modules, plain = list(modules_in(root)), list[dict[str, object]]()
-        new = {info.fqn: info for info in names.new_modules()}
-        changed: list[ModuleInfo] = []
+        rows = {info.fqn: info for info in names.new_modules()}
         for module in modules:
             state = names.find(module)
             followed, pairs = ({}, ()) if state is None else self._look(state.fqn, module)
             plain.append(followed)
-            if state is None:
-                continue
-            last = new.get(state.fqn) or self._recorded.get(state.fqn) or names.describe(module, state)
-            if last.attributes == pairs:
-                continue
-            before, updated = self._recorded.get(state.fqn), replace(last, attributes=pairs, step=step)
-            if before is not None and replace(updated, step=before.step) == before:
-                new.pop(state.fqn, None)  # made anew under the same name
-                continue
-            self._recorded[state.fqn] = updated
-            if state.fqn in new:
-                new[state.fqn] = updated
-            else:
-                changed.append(updated)
-        self._watched[root_name] = AttributeSnapshot(modules, plain)
-        rows = [*new.values(), *changed]
+            if state is not None:
+                before = self._recorded.get(state.fqn)
+                known = rows.get(state.fqn) or before or names.describe(module, state)
+                info = replace(known, attributes=pairs, step=step)
+                if before is not None and replace(info, step=before.step) == before:
+                    rows.pop(state.fqn, None)  # made anew under the same name
+                else:
+                    self._recorded[state.fqn] = rows[state.fqn] = info
+        self._watched.set(root, AttributeSnapshot(modules, plain))
         if rows:
-            self._context.rank.modules(rows)
+            self._context.rank.modules(list(rows.values()))
 
     def _look(self, fqn: str, module: nn.Module) -> tuple[dict[str, object], tuple[tuple[str, str], ...]]:
         """A module's plain attributes, by name, and pairs for its row.
@@ -385,8 +315,8 @@ class AttributeProbe(GuardedProbe):
                 plain[name] = value
             pairs.append((name, text if times < MAX_CHANGES else CHANGES_OFTEN))
         hooks = [
-            f"{kind} {name}"
-            for key, kind in _HOOKS.items()
+            f"{key.strip('_').removesuffix('_hooks').replace('_', ' ')} {name}"
+            for key in _HOOKS
             for hook in getattr(vars(module).get(key), "values", tuple)()
             if not (name := called(hook, in_full=True)).startswith(_PACKAGE)
         ]
@@ -405,22 +335,20 @@ def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
 
 
 def _text(value: object) -> str:
-    """Text of a plain value: number, str, None, dtype, device, function, or tuple of up to 8 numbers, texts and None.
+    """Text of a plain value: number, str, None, dtype, device, function, or tuple of up to 8 of these.
 
-    "" for any other, and for an integer of more than 256 bits.
+    "" for any other. Of an integer of more than 256 bits it says how many.
     """
     value = plain(value)
     kind = type(value)
-    if kind is int and int.bit_length(value) > MAX_BITS:  # type: ignore[arg-type] # its exact type is int
-        return ""
     if kind in _PLAIN or kind is complex:
-        return repr(value)
+        return repr(_bounded(value))
     if kind in _NAMED:
         return str(value)
-    if kind in FUNCTIONS:
+    if kind in _FUNCTIONS:
         return called(value, in_full=True)
     if kind is tuple and len(value) <= MAX_TUPLE:  # type: ignore[arg-type] # its exact type is tuple
-        texts = [_text(item) if type(item) in _PLAIN or type(item) is complex else "" for item in value]  # type: ignore[attr-defined] # as above
+        texts = [_text(item) for item in value]  # type: ignore[attr-defined] # as above
         return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})" if all(texts) else ""
     return ""
 
@@ -434,8 +362,8 @@ def _text(value: object) -> str:
 # A gradient or a parameter in float32 that was computed in bfloat16 is rounded as bfloat16 is. Where outputs are
 # recorded they tell. Where they are not, what autocast was asked for tells.
 
-MAX_DESCRIBED = 64
-"""Loaders described at most, and as many other objects: some scripts build a loader in every step."""
+MAX_DESCRIBED = 128
+"""Objects described at most: some scripts build a loader in every step."""
 
 _LOADER = (
     "batch_size", "drop_last", "num_workers", "sampler", "batch_sampler", "collate_fn", "generator", "worker_init_fn",
@@ -464,10 +392,11 @@ class BuiltProbe(GuardedProbe):
         self._autocast: dict[str, None] = {}
         context.facts["autocast"] = lambda: {"autocast": ", ".join(self._autocast) or "off"}
         self._lines: ById[str] = ById()
-        self.loaders: dict[tuple[Phase, str], list[dict[str, Any]]] = {}
-        """Settings of loaders by what they are for and name, each variant once."""
+        self.loaders: dict[tuple[Phase, str], dict[str, Any]] = {}
+        """Settings of loaders by what they are for and name."""
         self._names = FreeNames()
-        self._waiting: list[tuple[str, str, Any]] = []
+        self._made: ById[tuple[str, str]] = ById()
+        """Kind and name of each scheduler and scaler."""
         self._described: dict[str, dict[str, dict[str, Any]]] = {}
         self._count = 0
 
@@ -481,84 +410,62 @@ class BuiltProbe(GuardedProbe):
                 self._context.facts["autocast"] = lambda: {"autocast": ", ".join(self._autocast)}
 
     def _note_object(self, call: Call, _result: object) -> None:
-        """Keep a new scheduler or scaler for `document`, each once, 64 in all; of a loader keep the line alone."""
-        thing, line = call.first, line_of(call.frame)
-        if isinstance(thing, DataLoader):
-            self._lines.set(thing, line)
-            return
-        if (
-            len(self._waiting) + sum(map(len, self._described.values())) >= MAX_DESCRIBED
-            or self._names.find(thing) is not None
-        ):
-            return
-        name = self._names.name(thing, type(thing).__name__)
-        self._lines.set(thing, line)
-        kind = "scalers" if isinstance(thing, torch.amp.GradScaler) else "schedulers"
-        self._waiting.append((kind, name, self._lines.entries[id(thing)][0]))
-        self._context.facts["built"] = self.document
+        """Keep the line of a new object, and a scheduler or scaler for `document`, each once."""
+        thing = call.first
+        self._lines.set(thing, line_of(call.frame))
+        if not isinstance(thing, DataLoader) and self._names.find(thing) is None:
+            kind = "scalers" if isinstance(thing, torch.amp.GradScaler) else "schedulers"
+            self._made.set(thing, (kind, self._names.name(thing, type(thing).__name__)))
+            self._context.facts["built"] = self.document
 
     def document(self) -> dict[str, dict[str, dict[str, Any]]]:
         """The document `settings/built`: settings by kind (`loaders`, `schedulers`, `scalers`) and name.
 
         Describes the schedulers and scalers that are new since the last call, if they still exist. Loaders of an
-        evaluation are named `NAME (evaluation)`, further variants under one name `NAME (2)`.
+        evaluation are named `NAME (evaluation)`.
         """
-        waiting, self._waiting = self._waiting, []
-        for kind, name, reference in waiting:
-            thing = reference()
-            if thing is not None and (described := self._settings(thing)):
-                self._described.setdefault(kind, {})[name] = described
-        loaders: dict[str, dict[str, Any]] = {}
-        for (phase, name), settings in self.loaders.items():
-            shown = f"{name} (evaluation)" if phase is Phase.EVAL else name
-            loaders |= {
-                f"{shown} ({number})" if number > 1 else shown: variant for number, variant in enumerate(settings, 1)
-            }
-        return {**({"loaders": loaders} if loaders else {}), **self._described}
+        for thing in self._made.objects():
+            kind, name = self._made.get(thing) or ("", "")
+            of_kind = self._described.setdefault(kind, {})
+            if name not in of_kind and (described := self.describe(thing)):
+                of_kind[name] = described
+        loaders = {
+            f"{name} (evaluation)" if phase is Phase.EVAL else name: of for (phase, name), of in self.loaders.items()
+        }
+        kinds = {"loaders": loaders, **self._described}
+        return {kind: described for kind, described in kinds.items() if described}
 
-    def describe(self, loader: DataLoader[Any]) -> dict[str, Any]:
-        """Settings of a loader, as dotted names and scalars, with the line that made it.
+    def describe(self, thing: object) -> dict[str, Any]:
+        """Settings of an object as dotted names and scalars, the line that made it first.
 
-        {} from the 65th call on, or where describing it failed.
+        {} from the 129th call on, or where describing it failed.
         """
         self._count += 1
-        return self._settings(loader) if self._count <= MAX_DESCRIBED else {}
-
-    def _settings(self, thing: object) -> dict[str, Any]:
-        """Settings of an object as dotted names and scalars, the line that made it first; {} where that failed."""
+        if self._count > MAX_DESCRIBED:
+            return {}
         with self._guarded, unobserved():
-            facts: Facts = []
             if isinstance(thing, DataLoader):
                 held = {name: value for name in _LOADER if (value := attributes_of(thing).get(name)) is not None}
                 if type(held.get("batch_sampler")) is BatchSampler and "batch_size" in held:
                     del held["batch_sampler"]  # made by the loader itself
-                for name, value in held.items():
-                    facts += [(f".{name}{path}", fact) for path, fact in Description(_PROGRESS).facts(value)]
+                facts = [(f".{at}{path}", fact) for at, value in held.items() for path, fact in _facts(value, set())]
             else:
-                facts = Description(_PROGRESS).attributes(thing)
+                facts = _attributes(thing, set())
             line = self._lines.get(thing)
             described = {path[1:]: str(fact) if type(fact) is list else fact for path, fact in facts}
             return {**({"line": line} if line else {}), **described}
         return {}
 
     def add_loader(self, phase: Phase, name: str, settings: dict[str, Any]) -> None:
-        """Add a loader's settings under name and phase, unless they are empty or equal ones are there.
+        """Add a loader's settings under name and phase, unless they are empty or the name has some.
 
         Called at each of its batches.
         """
-        variants = self.loaders.setdefault((phase, name), [])
-        if settings and settings not in variants:
-            variants.append(settings)
+        if settings and (phase, name) not in self.loaders:
+            self.loaders[phase, name] = settings
             self._context.facts["built"] = self.document
 
-    def rename_loaders(self, names: dict[str, str]) -> None:
-        """Rename training's loaders by old name, and drop those without a new one.
-
-        Called when steps start from 0 again.
-        """
-        self.loaders = {
-            (phase, names[name] if phase is Phase.DATA else name): settings
-            for (phase, name), settings in self.loaders.items()
-            if phase is not Phase.DATA or name in names
-        }
+    def forget_training(self) -> None:
+        """Forget training's loaders, as steps start from 0 again."""
+        self.loaders = {key: settings for key, settings in self.loaders.items() if key[0] is not Phase.DATA}
         self._context.facts["built"] = self.document

@@ -16,8 +16,8 @@ from torch.optim.optimizer import Optimizer
 
 from introspect_cli.capture.naming import parameters_of
 from introspect_cli.records import Kind, Phase
-from introspect_cli.tensors import parallel
 from introspect_cli.tensors.kernels import KERNELS, numbers_of
+from introspect_cli.tensors.parallel import SHARED_OUT
 from introspect_cli.tensors.values import plain
 
 if TYPE_CHECKING:
@@ -34,33 +34,22 @@ _STATES = (dict, defaultdict)
 class ParameterSites:
     """Names of an optimizer's parameters, and sites of their gradients and state."""
 
-    def __init__(self, names: list[ParameterName], replaced: int = 0) -> None:
+    def __init__(self, names: list[ParameterName], parameters: list[torch.Tensor], replaced: int) -> None:
         """Keep the names; sites are looked up later.
 
         Args:
             names: in the order of the parameters.
+            parameters: what they are of.
             replaced: `ParameterNames.replaced` at the time; where that has changed, these names are out of date.
         """
         self.names = names
         self.replaced = replaced
+        self.large = [at for at, each in enumerate(parameters) if not is_lazy(each) and each.numel() >= SHARED_OUT]
+        """Positions of those whose operations torch shares out among threads; lazy ones are left out."""
         self._gradients: dict[int, Sequence[int]] = {}
-        self._large: list[int] | None = None
         self.all_watched = all(name.watched for name in names)
         self.plans: dict[Phase, Plan] = {}
         """Plan of the last recording in each phase."""
-
-    def large(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Those parameters whose operations torch shares out among threads (`parallel.SHARED_OUT` elements or more).
-
-        Lazy ones are left out. Found at the first call; later calls return those at the same positions.
-        """
-        if self._large is None:
-            self._large = [
-                at
-                for at, parameter in enumerate(parameters)
-                if not is_lazy(parameter) and parameter.numel() >= parallel.SHARED_OUT
-            ]
-        return [parameters[at] for at in self._large]
 
     def gradient_sites(self, context: Context, call: int) -> Sequence[int]:
         """Site of each parameter's gradient, -1 for a parameter that is not recorded; cached for each `call`.

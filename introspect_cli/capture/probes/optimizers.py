@@ -18,15 +18,10 @@ from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import outward
 from introspect_cli.capture.naming import ById, FreeNames, parameters_in, parameters_of
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.optimizer_values import (
-    PLAIN,
-    ParameterSites,
-    Plan,
-    setting,
-)
+from introspect_cli.capture.probes.optimizer_values import PLAIN, ParameterSites, Plan, setting
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.ranks.flat import ZERO, is_stepped
-from introspect_cli.records import SCALER, Kind, Phase, Site, SiteInfo
+from introspect_cli.records import SCALER, Kind, Phase, SiteInfo
 from introspect_cli.tensors import parallel
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.kernels import KERNELS
@@ -58,8 +53,8 @@ class OptimizerProbe(GuardedProbe):
         self._names = FreeNames()
         self._parameters: ById[ParameterSites] = ById()
         self._state_seen: set[str] = set()
-        self._hyperparameters: dict[tuple[str, int], dict[str, tuple[Any, int]]] = {}
-        """By optimizer and group, what each entry was when it was recorded last, and its site."""
+        self._hyperparameters: dict[tuple[str, int, str], Any] = {}
+        """By optimizer, group and key, what each was when it was recorded last."""
         self._settings: list[dict[str, Any]] = []
         self._stepped = 0
         self._closures = 0
@@ -78,9 +73,8 @@ class OptimizerProbe(GuardedProbe):
         stepped = self._stepped
         scale = private_api.scale_of(call.first)
         if Kind.HYPERPARAMETER in self._context.kinds and scale is not None and self._recorder.wanted:
-            place = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, SCALER, 0, "['scale']")
             with unobserved():
-                self._recorder.emit(self._recorder.site(place, SiteInfo(type(call.first).__name__)), scale)
+                self._emit_hyperparameter(SCALER, call.first, "['scale']", scale)
 
         def left(_: object) -> None:
             """Record a skipped step, and end the step, if no optimizer has stepped meanwhile."""
@@ -104,11 +98,10 @@ class OptimizerProbe(GuardedProbe):
         context.guard.note(ZERO)
         self._in_engine = True
         if self._recorder.wanted and not context.count(self):
-            name = self._names.name(optimizer, type(optimizer).__name__)
             with unobserved():
-                self._note_settings(name, optimizer, [])
+                self._note_settings(optimizer, [])
                 context.clock.begin()
-                self._record_hyperparameters(optimizer, name)
+                self._record_hyperparameters(optimizer)
 
         def left(_: object) -> None:
             """Record the parameters and end the step, if any group has been stepped."""
@@ -128,8 +121,8 @@ class OptimizerProbe(GuardedProbe):
 
         Before that, the optimizer is named, unless it has a closure, which may call a model first, and a parameter
         without a name; and a step of the run begins. From the first one on, roots keep their names. Of a step inside
-        another, `_record_inner_step` alone. A step that `torch.distributed.checkpoint` makes to create state is
-        ignored.
+        another, hyper-parameters alone, and none where the outer one has its groups. A step that
+        `torch.distributed.checkpoint` makes to create state is ignored.
 
         Returns:
             arguments for `step` with a wrapped closure, whose gradients are recorded each time; None to change none.
@@ -146,33 +139,29 @@ class OptimizerProbe(GuardedProbe):
         if running and not _is_inside_step(sys._getframe(2)):  # noqa: SLF001 - the frame of torch's wrapper of `step`
             running.clear()  # the last step never returned: a closure raised and the script caught it
         running.append(id(optimizer))
+        groups = frozenset(map(id, optimizer.param_groups))
         if len(running) > 1 or self._in_engine:
-            self._record_inner_step(optimizer)
+            # an outer one may have groups of its own that nothing reads
+            if self._recorder.wanted and not (self._in_engine or groups <= self._groups):
+                with unobserved():
+                    self._record_hyperparameters(optimizer)
             return None
-        self._closures = 0
+        self._closures, self._groups = 0, groups
         with unobserved():
-            self._groups = frozenset(map(id, optimizer.param_groups))
-            has_closure = _has_closure(args, kwargs)
+            has_closure = kwargs.get("closure") is not None or (len(args) > 1 and callable(args[1]))
             names = map(context.names.parameters.name_of, parameters_of(optimizer))
             # With a closure it may step before any model that holds its parameters was called.
             if not has_closure or self._parameters.get(optimizer) is not None or None not in names:
                 self._name_optimizer(optimizer)
             context.clock.begin()
             if self._recorder.wanted:
-                self._record_before(optimizer, has_closure=has_closure)
+                self._record_hyperparameters(optimizer)
+                self._record_state_before(optimizer)
+                if not has_closure:
+                    self._record_gradients(optimizer)
             if has_closure:
                 return _with_closure(args, kwargs, functools.partial(self._record_closure_gradients, optimizer))
         return None
-
-    def _record_inner_step(self, optimizer: Optimizer) -> None:
-        """Record hyper-parameters of an optimizer that steps inside another's; nothing if that has all its groups.
-
-        The outer one may have groups of its own that nothing reads. Nothing inside a DeepSpeed engine's step.
-        """
-        with unobserved():
-            has_groups = not set(map(id, optimizer.param_groups)) <= self._groups
-            if has_groups and self._recorder.wanted and not self._in_engine:
-                self._record_hyperparameters(optimizer, self._names.name(optimizer, type(optimizer).__name__))
 
     def _record_closure_gradients(self, optimizer: Optimizer) -> None:
         """Record the gradients that a closure has just computed.
@@ -189,7 +178,7 @@ class OptimizerProbe(GuardedProbe):
             self._record_gradients(optimizer, self._closures)
             self._closures += 1
 
-    def _after_step(self, optimizer: Optimizer, args: Args, kwargs: Kwargs) -> None:
+    def _after_step(self, optimizer: Optimizer, _args: Args, _kwargs: Kwargs) -> None:
         """After each `step`, record what an outermost one leaves, parameters and state, then end the clock's step.
 
         Nothing for a step inside another or a DeepSpeed engine's, or one of checkpointing.
@@ -209,15 +198,17 @@ class OptimizerProbe(GuardedProbe):
             if self._parameters.get(optimizer) is None:
                 self._name_optimizer(optimizer)
             if self._recorder.wanted:
-                self._record_after(optimizer, has_closure=_has_closure(args, kwargs))
+                self._record_after(optimizer)
             self._context.clock.auto_tick()
 
     def _record_skipped_step(self, optimizer: Optimizer) -> None:
         """Record an optimizer step that a gradient scaler skipped, as if it had been made, and end the clock's step."""
         self._name_optimizer(optimizer)
         if self._recorder.wanted:
-            self._record_before(optimizer, has_closure=False)
-            self._record_after(optimizer, has_closure=True, gradients=False)
+            self._record_hyperparameters(optimizer)
+            self._record_state_before(optimizer)
+            self._record_gradients(optimizer)
+            self._record_after(optimizer)
         self._context.clock.auto_tick()
 
     def _name_optimizer(self, optimizer: Optimizer) -> None:
@@ -230,69 +221,42 @@ class OptimizerProbe(GuardedProbe):
         if held is not None and len(held.names) == len(parameters) and held.replaced == all_names.parameters.replaced:
             return
         self._context.clock.note_step_of(optimizer)
-        unnamed = [
-            tensor
-            for tensor in parameters
-            if all_names.parameters.name_of(tensor) is None and not self._script_name(tensor)
-        ]
-        if unnamed:
+        variables = self._context.leaf_names  # the script's, of tensors that no module holds
+        known = all_names.parameters.name_of
+        if unnamed := [each for each in parameters if known(each) is None and id(each) not in variables]:
             all_names.name_holders_of(unnamed)
-        name = self._names.name(optimizer, type(optimizer).__name__)
         names: list[ParameterName] = []
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
-                parameter_name = all_names.parameters.name_of(parameter)
+                parameter_name = known(parameter)
                 if parameter_name is None:
-                    parameter_name = all_names.parameters.name_alone(
-                        parameter,
-                        self._script_name(parameter) or f"{name}.group{number}.{position}",
-                        type(optimizer).__name__,
-                    )
+                    alone = variables.get(id(parameter)) or f"{self._name(optimizer)}.group{number}.{position}"
+                    parameter_name = all_names.parameters.name_alone(parameter, alone, type(optimizer).__name__)
                 parameter_name.add_holder(optimizer, (number, position))
                 names.append(parameter_name)
-        self._parameters.set(optimizer, ParameterSites(names, all_names.parameters.replaced))
-        self._note_settings(name, optimizer, [each.fqn for each in names])
+        self._parameters.set(optimizer, ParameterSites(names, parameters, all_names.parameters.replaced))
+        self._note_settings(optimizer, [each.fqn for each in names])
 
-    def _script_name(self, parameter: torch.Tensor) -> str:
-        """The script's variable for a tensor that no module holds; "" where unknown."""
-        return self._context.leaf_names.get(id(parameter), "")
-
-    def _record_before(self, optimizer: Optimizer, *, has_closure: bool) -> None:
-        """Record hyper-parameters, state where it is wanted at the start, and gradients.
-
-        Args:
-            optimizer: that steps.
-            has_closure: whether a closure computes the gradients in the step; then they are not recorded here.
-        """
-        self._record_hyperparameters(optimizer, self._names.name(optimizer, type(optimizer).__name__))
-        self._record_state_before(optimizer)
-        if not has_closure:
-            self._record_gradients(optimizer)
+    def _name(self, optimizer: Optimizer) -> str:
+        """Name of an optimizer, given at the first call."""
+        return self._names.name(optimizer, type(optimizer).__name__)
 
     def _record_state_before(self, optimizer: Optimizer) -> None:
         """Record the state that an optimizer finds at its first step, and at its first after unrecorded steps.
 
         Else nothing.
         """
-        name, known = self._names.name(optimizer, type(optimizer).__name__), self._parameters.get(optimizer)
+        name, known = self._name(optimizer), self._parameters.get(optimizer)
         if known is not None and known.names and (self._recorder.resumed or name not in self._state_seen):
             self._state_seen.add(name)
             self._record_state(optimizer, Phase.START)
 
-    def _record_after(self, optimizer: Optimizer, *, has_closure: bool, gradients: bool = True) -> None:
-        """Record parameters and state after a step, and tell `on_after_optimizer`.
-
-        Args:
-            optimizer: that has stepped.
-            has_closure: whether it was given a closure; if that was never called, gradients are recorded now.
-            gradients: False for a step that was skipped, whose gradients are recorded before.
-        """
-        if has_closure and gradients and not self._closures:
-            self._record_gradients(optimizer)
-        if gradients and (known := self._parameters.get(optimizer)) is not None:
-            large = known.large(parameters_of(optimizer))
-            parallel.note_computation(tensor.grad for tensor in large if tensor.grad is not None)
-        self._state.parameters_after(optimizer, parameters_of(optimizer))
+    def _record_after(self, optimizer: Optimizer) -> None:
+        """Record parameters and state after a step, and tell `on_after_optimizer`."""
+        parameters, known = parameters_of(optimizer), self._parameters.get(optimizer)
+        large = () if known is None else (parameters[at].grad for at in known.large)
+        parallel.note_computation(gradient for gradient in large if gradient is not None)
+        self._state.parameters_after(optimizer, parameters)
         self._record_state(optimizer, Phase.OPTIMIZER)
         self._context.clock.tell("on_after_optimizer")
 
@@ -320,7 +284,8 @@ class OptimizerProbe(GuardedProbe):
     def _record_state(self, optimizer: Optimizer, phase: Phase) -> None:
         """Record the state of each watched parameter: by the plan of this phase while that fits, else one by one.
 
-        A new plan is made where all of the state was tensors of whole parameters. Nothing where state is not recorded.
+        Tensors, numbers and texts in it are recorded. A new plan is made where all of the state was tensors of whole
+        parameters. Nothing where state is not recorded.
         """
         if (held := self._parameters.get(optimizer)) is None or Kind.OPTIMIZER_STATE not in self._context.kinds:
             return
@@ -332,72 +297,48 @@ class OptimizerProbe(GuardedProbe):
         if parts.is_active:
             both = zip(positions, states, strict=True)
             states = [{key: parts.placed(parameters[at], value) for key, value in of.items()} for at, of in both]
-        kept = [self._state_of(held.names[at], state, phase) for at, state in zip(positions, states, strict=True)]
-        sites = [site for of, _ in kept for site in of]
-        tensors = [tensor for _, inside in kept for tensor in inside]
-        self._recorder.emit_many(sites, tensors)
-        if len(sites) == sum(map(len, states)) and Placed not in set(map(type, tensors)):  # else no plan would hold
+        sites, values = list[int](), list[Any]()
+        for at, state in zip(positions, states, strict=True):
+            for key, value in state.items():
+                for path, leaf in [("", value)] if isinstance(value, Placed) else flatten(value):
+                    if isinstance(leaf, (torch.Tensor, Placed, *PLAIN)):
+                        place = f"[{key!r}]{path}"
+                        sites.append(self._context.site(held.names[at], phase, Kind.OPTIMIZER_STATE, place))
+                        values.append(leaf)
+        self._recorder.emit_many(sites, values)
+        are_tensors = all(issubclass(kind, torch.Tensor) for kind in set(map(type, values)))
+        if are_tensors and len(sites) == sum(map(len, states)):  # else no plan would hold
             held.plans[phase] = Plan(sites, positions, states)
 
-    def _state_of(self, name: ParameterName, state: dict[str, Any], phase: Phase) -> tuple[list[int], list[Any]]:
-        """Sites and tensors of one parameter's state, which the caller records.
-
-        Numbers and texts in it are recorded here; leaves of other types are left out.
-        """
-        sites: list[int] = []
-        tensors: list[Any] = []
-        for key, value in state.items():
-            prefix = f"[{key!r}]"
-            if isinstance(value, (torch.Tensor, Placed)):
-                sites.append(self._context.site(name, phase, Kind.OPTIMIZER_STATE, prefix))
-                tensors.append(value)
-                continue
-            for path, leaf in flatten(value):
-                site = self._context.site(name, phase, Kind.OPTIMIZER_STATE, prefix + path)
-                if isinstance(leaf, torch.Tensor):
-                    sites.append(site)
-                    tensors.append(leaf)
-                elif isinstance(leaf, PLAIN):
-                    self._recorder.emit(site, leaf)
-        return sites, tensors
-
-    def _record_hyperparameters(self, optimizer: Optimizer, name: str) -> None:
+    def _record_hyperparameters(self, optimizer: Optimizer) -> None:
         """Record `lr` of each group; other entries, but `params`, if new, changed, or after an unrecorded step.
 
         Of a tensor that is not on the CPU the tensor itself is recorded, of any other value what `setting` gives.
         Nothing where hyper-parameters are not recorded.
-
-        Args:
-            optimizer: whose groups.
-            name: its name.
         """
-        resumed = self._recorder.resumed
+        name, resumed = self._name(optimizer), self._recorder.resumed
         for number, group in enumerate(optimizer.param_groups if Kind.HYPERPARAMETER in self._context.kinds else ()):
-            recorded = self._hyperparameters.setdefault((name, number), {})
             for key, value in group.items():
-                if key == "params":
-                    continue
-                plain, before = setting(value), recorded.get(key)
-                if key != "lr" and not resumed and before is not None and before[0] == plain:
-                    continue
-                if before is None:
-                    place = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, name, 0, f"[{number}][{key!r}]")
-                    site = self._recorder.site(place, SiteInfo(type(optimizer).__name__))
-                else:
-                    site = before[1]
-                recorded[key] = plain, site
-                is_elsewhere = isinstance(value, torch.Tensor) and value.device.type != "cpu"
-                self._recorder.emit(site, value if is_elsewhere else plain)
+                plain = None if key == "params" else setting(value)
+                is_known = self._hyperparameters.get((name, number, key), ()) == plain
+                if key != "params" and (key == "lr" or resumed or not is_known):
+                    self._hyperparameters[name, number, key] = plain
+                    is_elsewhere = isinstance(value, torch.Tensor) and value.device.type != "cpu"
+                    self._emit_hyperparameter(name, optimizer, f"[{number}][{key!r}]", value if is_elsewhere else plain)
 
-    def _note_settings(self, name: str, optimizer: Optimizer, fqns: list[str]) -> None:
+    def _emit_hyperparameter(self, name: str, owner: object, path: str, value: Any) -> None:
+        """Record a hyper-parameter of an optimizer or a gradient scaler."""
+        info = SiteInfo(type(owner).__name__)
+        self._emit(Phase.OPTIMIZER, Kind.HYPERPARAMETER, name, [(path, value)], info=info)
+
+    def _note_settings(self, optimizer: Optimizer, fqns: list[str]) -> None:
         """Set the entry of an optimizer in the document `settings/optimizers`, and have that written.
 
         Args:
-            name: its name.
             optimizer: whose groups they are.
             fqns: names of its parameters, in order; [] where they have none.
         """
-        remaining = iter(fqns)
+        name, remaining = self._name(optimizer), iter(fqns)
         groups = [
             {
                 **{key: setting(value) for key, value in group.items() if key != "params"},
@@ -435,8 +376,3 @@ def _with_closure(args: Args, kwargs: Kwargs, then: Callable[[], None]) -> tuple
         return result
 
     return (args, {**kwargs, "closure": evaluate}) if named else ((args[0], evaluate, *args[2:]), kwargs)
-
-
-def _has_closure(args: Args, kwargs: Kwargs) -> bool:
-    """Whether `step` was given a closure, by name or as the first argument after the optimizer (`args[0]`)."""
-    return kwargs.get("closure") is not None or (len(args) > 1 and callable(args[1]))

@@ -9,7 +9,7 @@ import sys
 from collections import Counter, deque
 from pathlib import PurePath
 from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from introspect_cli.capture.environment.sources import attributes_of
 from introspect_cli.capture.frames import script_frames, variables_of
 from introspect_cli.capture.naming import parameters_in
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.records import Kind, Phase, Site, SiteInfo
+from introspect_cli.records import Kind, Phase
 from introspect_cli.script import calls
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.views import memory_of, unobserved
@@ -65,16 +65,10 @@ class ProductProbe(GuardedProbe):
             if len(self._context.saved_unseen) < MAX_FILE_NAMES:
                 self._context.saved_unseen[name] = None
             return
-        clock = self._context.clock
-        clock.tell("on_look")
+        self._context.clock.tell("on_look")
         with unobserved():
-            number = self._context.count(self, name)
             saved = [pair for pair in tensors_of(call.given(0, held)) if not _is_random(*pair)][:MAX_SAVED_TENSORS]
-            info = SiteInfo()
-            sites = [
-                self._recorder.site(Site(Phase.FORWARD, Kind.PRODUCT, name, number, path), info) for path, _ in saved
-            ]
-            self._recorder.emit_many(sites, [tensor for _, tensor in saved])
+            self._emit(Phase.FORWARD, Kind.PRODUCT, name, saved, self._context.count(self, name))
 
 
 def tensors_of(held: object) -> list[tuple[str, torch.Tensor]]:
@@ -169,10 +163,8 @@ class ScriptCallsProbe(GuardedProbe):
         with self._guarded, unobserved():
             self._context.clock.begin()
             fqn = f"{self._phase}/{name}" if self._phase else str(name)
-            call = self._context.count(self, fqn)
             leaves = [(path, leaf) for path, leaf in flatten(value) if leaf is not None]
-            sites = [self._recorder.site(Site(Phase.FORWARD, Kind.VALUE, fqn, call, path)) for path, _ in leaves]
-            self._recorder.emit_many(sites, [leaf for _, leaf in leaves])
+            self._emit(Phase.FORWARD, Kind.VALUE, fqn, leaves, self._context.count(self, fqn))
 
 
 # ---
@@ -193,11 +185,8 @@ MAX_ITEMS = 100
 MAX_DEPTH = 4
 
 
-class ObjectPath(NamedTuple):
-    """Path to an object: variable's scope (code object, or module name), then attributes and `(key,)` tuples."""
-
-    scope: CodeType | str
-    keys: tuple[Any, ...]
+ObjectPath = tuple[Any, ...]
+"""Path to an object: variable's scope (code object, or module name), then attributes and `(key,)` tuples."""
 
 
 class CopiesProbe(GuardedProbe):
@@ -213,7 +202,6 @@ class CopiesProbe(GuardedProbe):
         self._due = 1
         self._seen: dict[ObjectPath, dict[int, Hashable]] = {}
         self._moving: dict[ObjectPath, str] = {}
-        self._sites: dict[ObjectPath, tuple[list[str], list[int]]] = {}  # for the paths that a copy had last
         self._recorded = -1
 
     def on_after_optimizer(self) -> None:
@@ -243,14 +231,8 @@ class CopiesProbe(GuardedProbe):
         scopes = _scopes()
         for path, name in self._moving.items():
             held = _object_at(path, scopes)
-            found = [] if held is None or self._is_named(held) else tensors_of(held)
-            if not found:
-                continue
-            paths, tensors = [path for path, _ in found], [tensor for _, tensor in found]
-            if path not in self._sites or self._sites[path][0] != paths:
-                sites = [Site(Phase.OPTIMIZER, Kind.PRODUCT, name, 0, path) for path in paths]
-                self._sites[path] = paths, [self._recorder.site(site) for site in sites]
-            self._recorder.emit_many(self._sites[path][1], tensors)
+            if held is not None and not self._is_named(held):
+                self._emit(Phase.OPTIMIZER, Kind.PRODUCT, name, tensors_of(held))
 
     def _find_copies(self) -> None:
         """Look for objects with as many tensors of each shape as a trained root has parameters, and note new copies.
@@ -265,13 +247,11 @@ class CopiesProbe(GuardedProbe):
         shapes = [wanted for wanted in shapes if wanted.total() > 1]
         if not shapes:
             return
-        held = {memory_of(one) for root in trained for one in parameters_in(root)}
-        groups = [group for optimizer in clock.trained.of_this_thread() for group in optimizer.param_groups]
-        gradients = [one.grad for group in groups for one in group["params"]]
-        held = (held | {memory_of(one) for one in gradients if one is not None}) - {0}
-        fewest, most = min(map(Counter.total, shapes)), 2 * max(map(Counter.total, shapes)) + MAX_ITEMS
+        parameters = [one for root in trained for one in parameters_in(root)]
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        held = {memory_of(one) for one in (*parameters, *gradients)} - {0}
         before, self._seen = self._seen, {}
-        for path, found in _candidates(fewest, most):
+        for path, found in _candidates(2 * max(map(Counter.total, shapes)) + MAX_ITEMS):
             if path in self._moving or self._is_named(found):
                 continue
             tensors = [tensor for _, tensor in tensors_of(found)]
@@ -299,7 +279,7 @@ def _shapes(tensors: dict[int, torch.Tensor]) -> Counter[tuple[int, ...]]:
 
 def _name(path: ObjectPath) -> str:
     """A path without its scope as a Python expression, cut to 80 characters: `ema['weights'].shadow`."""
-    text = "".join(f"[{key[0]!r}]" if type(key) is tuple else f".{key}" for key in path.keys)
+    text = "".join(f"[{key[0]!r}]" if type(key) is tuple else f".{key}" for key in path[1:])
     return clean(text[1:], 80)
 
 
@@ -319,32 +299,29 @@ def _scopes() -> dict[CodeType | str, dict[str, Any]]:
 def _parts_of(value: object) -> dict[Any, Any]:
     """Objects inside a value: by name for attributes, by `(key,)` for items.
 
-    Of a dict, items with text or integer keys. {} for a container of more than 100 items, and for classes, modules,
-    functions, optimizers and tensors.
+    Of a dict, items with text or integer keys. {} where there are more than 100, and for classes, modules, functions,
+    optimizers and tensors.
     """
-    cls = type(value)
-    if cls in _CONTAINERS:
-        items: Any = value
-        if len(items) > MAX_ITEMS:
-            return {}
-        pairs = list(items.items() if cls is dict else enumerate(items))
-        return {(key,): item for key, item in pairs if type(key) in {int, str}}
-    return {} if issubclass(cls, _NO_PLACE) else attributes_of(value)
+    if type(value) not in _CONTAINERS:
+        inside = {} if issubclass(type(value), _NO_PLACE) else attributes_of(value)
+        return inside if len(inside) <= MAX_ITEMS else {}
+    items: Any = value
+    pairs = list(items.items() if type(value) is dict else enumerate(items)) if len(items) <= MAX_ITEMS else []
+    return {(key,): item for key, item in pairs if type(key) in {int, str}}
 
 
-def _candidates(fewest: int, most: int) -> Iterator[tuple[ObjectPath, object]]:
+def _candidates(most: int) -> Iterator[tuple[ObjectPath, object]]:
     """Paths and objects that may be copies, breadth first from the script's variables.
 
     2000 objects are visited at most, 4 keys deep; each object comes once, by its first path. Variables whose names
     begin with `__` are passed over, and a container whose first item is a tensor is not looked into.
 
     Args:
-        fewest: a list, tuple or dict of tensors is given only if it has as many or more; modules always are.
-        most: and as many or fewer.
+        most: a list, tuple or dict of tensors is given only if it has as many or fewer; modules always are.
     """
     seen: set[int] = set()
-    waiting = deque(
-        (ObjectPath(scope, (name,)), value)
+    waiting: deque[tuple[ObjectPath, object]] = deque(
+        ((scope, name), value)
         for scope, variables in _scopes().items()
         for name, value in list(variables.items())
         if not name.startswith("__")
@@ -354,19 +331,12 @@ def _candidates(fewest: int, most: int) -> Iterator[tuple[ObjectPath, object]]:
         if type(value) in _ATOMS or id(value) in seen:
             continue
         seen.add(id(value))
-        if issubclass(type(value), nn.Module):
+        items: Any = value.values() if type(value) is dict else value if type(value) in _CONTAINERS else ()
+        of_tensors = issubclass(type(next(iter(items), None)), torch.Tensor)
+        if issubclass(type(value), nn.Module) or (of_tensors and len(items) <= most):
             yield path, value
-        elif type(value) in _CONTAINERS:
-            items: Any = value
-            first = next(iter(items.values() if type(items) is dict else items), None)
-            if issubclass(type(first), torch.Tensor):
-                if fewest <= len(items) <= most:
-                    yield path, value
-                continue
-        if len(path.keys) < MAX_DEPTH:
-            inside = _parts_of(value)
-            if len(inside) <= MAX_ITEMS:
-                waiting.extend((ObjectPath(path.scope, (*path.keys, key)), item) for key, item in inside.items())
+        if not of_tensors and len(path) <= MAX_DEPTH:
+            waiting.extend(((*path, key), item) for key, item in _parts_of(value).items())
 
 
 def _object_at(path: ObjectPath, scopes: dict[CodeType | str, dict[str, Any]]) -> object:
@@ -376,8 +346,8 @@ def _object_at(path: ObjectPath, scopes: dict[CodeType | str, dict[str, Any]]) -
         path: to it.
         scopes: as `_scopes` gives them.
     """
-    held, value = scopes.get(path.scope, {}), None
-    for key in path.keys:
+    held, value = scopes.get(path[0], {}), None
+    for key in path[1:]:
         value = held.get(key)
         held = _parts_of(value)
     return value

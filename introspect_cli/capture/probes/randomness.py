@@ -19,7 +19,7 @@ from introspect_cli.capture.events import DRAWS, Patches
 from introspect_cli.capture.frames import instances_in, line_of, outward, script_frames
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.start import numpy_state, python_state
-from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site
+from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
 from introspect_cli.sums import hex_digest
 from introspect_cli.tensors.generators import NEVER, Generators
 from introspect_cli.tensors.views import address_of, unobserved
@@ -51,97 +51,6 @@ if TYPE_CHECKING:
 # variable.
 
 UNTOUCHED = "not drawn from nor seeded since the process began"
-
-
-class RngProbe(GuardedProbe):
-    """Records generator states as a step begins, and those of generators that have moved since; patches nothing."""
-
-    name = "rng"
-    lost = "states of random generators are"
-    kind = Kind.RNG
-
-    def __init__(self, context: Context) -> None:
-        """Look at no generator before a step begins."""
-        super().__init__(context, then=self.remove)
-        context.draws = self
-        self._generators = Generators()
-        self._made: dict[str, Any] | None = None
-        self._untouched: set[str] = set()
-        """Generators that are as the process found them: their states mean nothing."""
-        self._thread = 0
-        self._shared = False
-        self.moved = NEVER
-        """Whether any generator has moved since it was last looked at; asked twice for every call of a module."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether so far every draw from a default generator was noticed, each in the thread that began the step.
-
-        False where a generator in use is not watched.
-        """
-        return self._generators.is_complete and not self._shared
-
-    def remove(self) -> None:
-        """Stop listening, and look for draws within steps no more."""
-        super().remove()
-        self.moved = NEVER
-
-    def on_begin(self) -> None:
-        """Record each generator's state as a step begins: defaults, accelerators' and the script's own.
-
-        From now on `note` records what moves, and this thread is the one in which draws can be assigned to calls
-        (`complete`). Of the script's own generators, those that exist at the first call. A default one of python or
-        numpy whose state is that in `began` is recorded as untouched. Those of numpy and of accelerators that are not
-        in use are skipped.
-        """
-        began, devices = self._context.capture.began, list(_device_generators())
-        self._generators.watch(devices)
-        self._untouched.clear()
-        self._thread = threading.get_ident()
-        self.moved = self._generators.moved
-        for name, state in (("python", python_state()), ("numpy", numpy_state())):
-            if state is None:  # the library is not loaded
-                continue
-            if state == began.get(name):
-                self._untouched.add(name)
-                self._recorder.emit(self._site(name), UNTOUCHED)
-            else:
-                self._recorder.emit(self._site(name), torch.frombuffer(bytearray(state), dtype=torch.uint8))
-        for name, generator in (("torch", torch.default_generator), *devices):
-            self._recorder.emit(self._site(name), generator.get_state())
-        if self._made is None:  # what the script makes later is not looked for: that would take long in each step
-            self._made = script_generators()
-        for name, generator in self._made.items():
-            self._recorder.emit(self._site(name), state_word(generator))
-
-    def note(self, phase: Phase, fqn: str, call: int, *, before: bool = False) -> None:
-        """For each default generator that has moved since the last look, record the state it had then.
-
-        The site's path is the generator's name, with `DRAWN_BEFORE` after it if `before`. Of an untouched generator
-        the text `UNTOUCHED` is recorded instead, and it is untouched no more. In another thread than the one that began
-        the step, `complete` becomes False, even where no generator has moved.
-
-        Args:
-            phase: of the call below.
-            fqn: name of the module, loader or loss whose call it is.
-            call: number of that call in the step.
-            before: True if the call begins now, so that what ran before it drew; False if it has ended and drew itself.
-        """
-        if threading.get_ident() != self._thread:
-            self._shared = True  # two threads draw in turns: nobody can say which of them it was
-        for name, state in self._generators.take_moved():
-            site = self._recorder.site(Site(phase, Kind.RNG, fqn, call, name + DRAWN_BEFORE * before))
-            if name in self._untouched:
-                self._untouched.discard(name)
-                self._recorder.emit(site, UNTOUCHED)
-                continue
-            with unobserved():
-                words = torch.frombuffer(bytearray(state.to_bytes(8, "little")), dtype=torch.uint8)
-                self._recorder.emit(site, words)
-
-    def _site(self, name: str) -> int:
-        """Number of the site of a generator's state at the start of a step."""
-        return self._recorder.site(Site(Phase.START, Kind.RNG, name))
 
 
 def _device_generators() -> Iterator[tuple[str, torch.Generator]]:
@@ -262,37 +171,31 @@ class TensorKey(NamedTuple):
     kind: tuple[object, ...]
 
 
-class Drawn(NamedTuple):
-    """One draw before the first step.
+class RandomProbe(GuardedProbe):
+    """Records states of generators as steps begin, what moves them within, and what draws before the first step."""
 
-    Attributes:
-        generator: the generator's name.
-        state: its state before the draw, 64 bits.
-        by: the function: `normal_(0.0,0.02)`; `-` for something that was not seen itself.
-        subject: the tensor that was filled; None where that is not known.
-        line: in the user's code; of something that was not seen, where it was noticed.
-    """
-
-    generator: str
-    state: int
-    by: str
-    subject: TensorKey | None
-    line: str
-
-
-class DrawProbe(GuardedProbe):
-    """Records seedings and draws from generators before the first step, and what sets states of default ones in any."""
-
-    name = "draws"
-    lost = "draws before the first step, and what sets random states, are"
+    name = "rng"
+    lost = "states of random generators, and what draws from them or sets them, are"
 
     def __init__(self, context: Context) -> None:
-        """Watch nothing before `install`."""
+        """Watch nothing before `install`, and look at no generator before a step begins."""
         super().__init__(context, then=self.remove)
+        context.draws = self
+        self._is_recorded = Kind.RNG in context.kinds
         self._early = Patches()
-        self._is_early = self._begins_again = False
-        self._generators: Generators | None = None
-        self._events: list[Drawn | str] = []
+        self._generators = Generators()
+        self._made: dict[str, Any] = {}
+        """The script's own generators as the first step began; to look for later ones would take long in each step."""
+        self._untouched: set[str] = set()
+        """Generators that are as the process found them: their states mean nothing."""
+        self._thread = 0
+        self._shared = self._begins_again = False
+        self.moved = NEVER
+        """Whether any generator has moved since it was last looked at; asked twice for every call of a module."""
+        self._first: dict[str, int] = {}
+        """States as the first step began."""
+        self._events: list[tuple[str, TensorKey | None, str | None]] = []
+        """Seedings and draws before the first step: words, and of a draw what was filled and the line."""
         self._left_out = 0
         self._files: dict[str, None] = {}
         self._generators_made: list[str] = []
@@ -302,13 +205,91 @@ class DrawProbe(GuardedProbe):
         """Watch `torch.load`, and, if random states are recorded, what draws from generators or sets them."""
         self._patches.undo_by(self._early.remove)
         self._early.put("beginning", self, self._guarded)
-        self._is_early = True
-        if Kind.RNG in self._context.kinds:
-            self._generators = Generators()
+        if self._is_recorded:
             self._generators.watch(())
             self._early.put("early draws", self, self._guarded)
             self._put("seedings")
         super().install()
+
+    def remove(self) -> None:
+        """Stop listening, and look for draws within steps no more."""
+        super().remove()
+        self.moved = NEVER
+
+    @property
+    def complete(self) -> bool:
+        """Whether so far every draw from a default generator was noticed, each in the thread that began the step.
+
+        False where a generator in use is not watched.
+        """
+        return self._generators.is_complete and not self._shared
+
+    def on_begin(self) -> None:
+        """As the first step begins, watch early draws no more; as any does, record states if they are recorded."""
+        if self._early.are_put:
+            self._early.remove()
+            self._note_draws(sys._getframe(1))  # noqa: SLF001 - as python documents it
+            self._first = self._generators.states
+            self._made = script_generators() if self._is_recorded else {}
+            self._generators_made = [generator_words(name, generator) for name, generator in self._made.items()]
+            if self._is_recorded or self._files:
+                self._context.facts["beginning"] = self.document
+        if self._is_recorded:
+            self._record_states()
+
+    def _record_states(self) -> None:
+        """Record each generator's state as a step begins: defaults, accelerators' and the script's own.
+
+        From now on `note` records what moves, and this thread is the one in which draws can be assigned to calls
+        (`complete`). Of the script's own generators, those that exist at the first call. A default one of python or
+        numpy whose state is that in `began` is recorded as untouched. Those of numpy and of accelerators that are not
+        in use are skipped.
+        """
+        began, devices = self._context.capture.began, list(_device_generators())
+        self._generators.watch(devices)
+        self._untouched.clear()
+        self._thread = threading.get_ident()
+        self.moved = self._generators.moved
+        for name, state in (("python", python_state()), ("numpy", numpy_state())):
+            if state is None:  # the library is not loaded
+                continue
+            if state == began.get(name):
+                self._untouched.add(name)
+                self._emit_state(name, UNTOUCHED)
+            else:
+                self._emit_state(name, torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        for name, generator in (("torch", torch.default_generator), *devices):
+            self._emit_state(name, generator.get_state())
+        for name, generator in self._made.items():
+            self._emit_state(name, state_word(generator))
+
+    def note(self, phase: Phase, fqn: str, call: int, *, before: bool = False) -> None:
+        """For each default generator that has moved since the last look, record the state it had then.
+
+        The site's path is the generator's name, with `DRAWN_BEFORE` after it if `before`. Of an untouched generator
+        the text `UNTOUCHED` is recorded instead, and it is untouched no more. In another thread than the one that began
+        the step, `complete` becomes False, even where no generator has moved.
+
+        Args:
+            phase: of the call below.
+            fqn: name of the module, loader or loss whose call it is.
+            call: number of that call in the step.
+            before: True if the call begins now, so that what ran before it drew; False if it has ended and drew itself.
+        """
+        if threading.get_ident() != self._thread:
+            self._shared = True  # two threads draw in turns: nobody can say which of them it was
+        for name, state in self._generators.take_moved():
+            value: object = UNTOUCHED
+            if name not in self._untouched:
+                with unobserved():
+                    value = torch.frombuffer(bytearray(state.to_bytes(8, "little")), dtype=torch.uint8)
+            self._untouched.discard(name)
+            with unobserved():
+                self._emit(phase, Kind.RNG, fqn, [(name + DRAWN_BEFORE * before, value)], call)
+
+    def _emit_state(self, name: str, value: object) -> None:
+        """Record a generator's state at the start of a step."""
+        self._emit(Phase.START, Kind.RNG, name, [("", value)])
 
     def document(self) -> dict[str, object]:
         """The document `settings/beginning`: events as lines of words, files read, and the script's own generators.
@@ -316,31 +297,22 @@ class DrawProbe(GuardedProbe):
         Of the events the first 2200, and under `left_out` how many more there were; only the files, under `read`, if
         random states are not recorded. Names are looked up now, so call it once the model has names.
         """
-        if self._generators is None:  # nobody looked for draws
+        if not self._is_recorded:  # nobody looked for draws
             return {"read": list(self._files)}
         names = _parameter_names(self._context.names)
+        events = (
+            (words, "" if more is None else f" {_name_of(key, names)} {more}") for words, key, more in self._events
+        )
         return {
-            "events": [event if isinstance(event, str) else _line(event, names) for event in self._events],
+            "events": [words + more for words, more in events],
             "left_out": self._left_out,
             "read": list(self._files),
             "generators": self._generators_made,
         }
 
-    def on_begin(self) -> None:
-        """As the first step begins, watch draws no more, note the last ones and the script's generators."""
-        if not self._is_early:
-            return
-        self._early.remove()
-        self._note_draws(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
-        made = script_generators() if self._generators is not None else {}
-        self._generators_made = [generator_words(name, generator) for name, generator in made.items()]
-        if self._generators is not None or self._files:
-            self._context.facts["beginning"] = self.document
-
     def on_tick(self) -> None:
         """Nothing is early any more as a step ends, unless `on_restart` was told since the last step ended."""
         if not self._begins_again:
-            self._is_early = False
             self._early.remove()
         self._begins_again = False
 
@@ -350,11 +322,16 @@ class DrawProbe(GuardedProbe):
         Args:
             first: the step that becomes step 0, and then nothing is done; None where no step is kept.
         """
-        if first is None and self._generators is not None:
-            self._is_early = self._begins_again = True  # the clock says next that the steps so far are over
+        if first is None and self._is_recorded:
+            self._begins_again = True  # the clock says next that the steps so far are over
             self._early.remove()
             self._early.put("early draws", self, self._guarded)
-            self._note_draws(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
+            self._generators.take_moved()
+            now, line = self._generators.states, line_of(sys._getframe(1))  # noqa: SLF001 - as python documents it
+            for name, state in self._first.items():
+                if now[name] != state:  # the evaluation has drawn
+                    self._note_draw(name, state, line)
+            self.moved = NEVER
 
     def _note_registration(self, _module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
         """Note a draw that nothing else has noted, as a parameter is registered."""
@@ -366,12 +343,30 @@ class DrawProbe(GuardedProbe):
         if len(self._files) < MAX_FILES:
             self._files[_file_name(call.first)] = None
 
-    def _note(self, event: Drawn | str) -> None:
-        """Add an event; from the 2201st on only their number is counted."""
+    def _note(self, words: str, line: str | None = None, filled: TensorKey | None = None) -> None:
+        """Add an event; from the 2201st on only their number is counted.
+
+        Args:
+            words: of a seeding all; of a draw what comes before what was filled.
+            line: of a draw, in the user's code.
+            filled: by a draw.
+        """
         if len(self._events) < MAX_EVENTS:
-            self._events.append(event)
+            self._events.append((words, filled, line))
         else:
             self._left_out += 1
+
+    def _note_draw(self, generator: str, state: int, line: str, by: str = "-", filled: TensorKey | None = None) -> None:
+        """Note a draw.
+
+        Args:
+            generator: its name.
+            state: before the draw, 64 bits.
+            line: in the user's code; of something that was not seen itself, where it was noticed.
+            by: the function: `normal_(0.0,0.02)`; `-` for something that was not seen itself.
+            filled: the tensor that was filled; None where that is not known.
+        """
+        self._note(f"draw {generator} {state:016x} {by}", line or "-", filled)
 
     def _note_new_generator(self, call: Call, _result: object) -> None:
         """Note the seed and the line of a python or numpy generator that code of the user's has made."""
@@ -394,35 +389,18 @@ class DrawProbe(GuardedProbe):
 
         def filled(_: object) -> None:
             """Note each default generator that the call drew from, and `own` if it was given a generator."""
-            drawn = self._take_moved() + ([("own", before)] if before else [])
+            drawn = self._generators.take_moved() + ([("own", before)] if before else [])
             if drawn:
-                tensor = tensor_key(call.first)
                 line, by = line_of(call.frame), call.name + arguments_word(call.args, call.kwargs)
                 for generator, state in drawn:
-                    self._note(Drawn(generator, state, by, tensor, line))
+                    self._note_draw(generator, state, line, by, tensor_key(call.first))
 
         return filled
 
-    def _note_draws(self, frame: FrameType | None, *, whole: bool = False) -> None:
-        """Note draws since the last look, under the line of the frame where they were noticed.
-
-        Args:
-            frame: where they were noticed.
-            whole: True to compare the generators' states in full.
-        """
-        for generator, state in self._take_moved(whole=whole):
-            self._note(Drawn(generator, state, "-", None, line_of(frame)))
-
-    def _take_moved(self, *, whole: bool = False) -> list[tuple[str, int]]:
-        """Name, and state before the draw, of each generator that has moved since the last call; [] without generators.
-
-        Args:
-            whole: True to compare all states in full, not only those that seem to have moved.
-        """
-        generators = self._generators
-        if generators is None or not (whole or generators.moved()):
-            return []
-        return generators.take_moved(whole=whole)
+    def _note_draws(self, frame: FrameType | None) -> None:
+        """Note draws since the last look, under the line of the frame where they were noticed."""
+        for generator, state in self._generators.take_moved():
+            self._note_draw(generator, state, line_of(frame))
 
     def _watch_setting(self, call: Call) -> Callable[[object], None]:
         """Called before a generator is seeded or set: notes draws so far; returns what notes the call afterwards.
@@ -438,8 +416,8 @@ class DrawProbe(GuardedProbe):
             """Note the call as an early event, or count it; nothing for one of checkpointing in a step."""
             line = line_of(call.frame) or "-"
             if was_early:
-                self._take_moved()  # the move that it made is no draw
-                self._note(f"seed {call.function} {_seed_orhex_digest(call)} {line}")
+                self._generators.take_moved()  # the move that it made is no draw
+                self._note(f"seed {call.function} {_seed_or_digest(call)} {line}")
             elif not _is_checkpointing(call.frame):
                 self._count(call, line)
 
@@ -460,7 +438,7 @@ class DrawProbe(GuardedProbe):
         if times is not None:
             times[1:3] = step, times[2] + 1
         elif len(self._times) < MAX_PLACES:
-            times = self._times[where] = [step, step, 1, _seed_orhex_digest(call)]
+            times = self._times[where] = [step, step, 1, _seed_or_digest(call)]
         # written again where it is new, and where the number has doubled
         if times is not None and times[2] & (times[2] - 1) == 0:
             self._context.facts["seedings"] = self.seedings
@@ -494,19 +472,17 @@ _Names = dict[tuple[int, tuple[int, ...]], tuple[str, tuple[object, ...]]]
 """Name and kind of parameters, by identity and shape, and by address and shape."""
 
 
-def _line(draw: Drawn, names: _Names) -> str:
-    """A line of words for a draw: `draw torch d46858fc895baa5f normal_(std=0.02) GPT.w net.py:9`; `-` for unknown.
+def _name_of(key: TensorKey | None, names: _Names) -> str:
+    """Name of what was filled; `-` where that is not known.
 
     A tensor whose memory is gone is unknown, unless its parameter has been moved since, to another device, dtype or
     memory format.
     """
-    key, name = draw.subject, "-"
-    if key is not None:
-        is_there = key.memory is not None and key.memory() is not None
-        named = (is_there and names.get((key.address, key.shape))) or names.get((key.identity, key.shape))
-        if named and (is_there or named[1] != key.kind):
-            name = named[0]
-    return f"draw {draw.generator} {draw.state:016x} {draw.by} {name} {draw.line or '-'}"
+    if key is None:
+        return "-"
+    is_there = key.memory is not None and key.memory() is not None
+    named = (is_there and names.get((key.address, key.shape))) or names.get((key.identity, key.shape))
+    return named[0] if named and (is_there or named[1] != key.kind) else "-"
 
 
 def tensor_key(value: object) -> TensorKey | None:
@@ -555,7 +531,7 @@ def _is_checkpointing(frame: FrameType) -> bool:
     return any(each.f_globals.get("__name__") == _CHECKPOINTING for each in near)
 
 
-def _seed_orhex_digest(call: Call) -> object:
+def _seed_or_digest(call: Call) -> object:
     """`seed_word` of what a function that seeds was given; of one that sets a state, `#` and 16 hex digits of that."""
     value = call.first
     if call.name.endswith(("seed", "seed_all")):

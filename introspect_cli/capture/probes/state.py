@@ -62,8 +62,8 @@ class StateProbe(GuardedProbe):
         self._step = self._called = -1
         self._own: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         """Tensors that `functional_call` has replaced in a model: dict, key and own tensor."""
-        self._swapped: tuple[Sequence[ParameterName], Sequence[torch.Tensor]] = (), ()
-        """Names and tensors that such a model is about to run with."""
+        self._swapped: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Its own tensors, and those that such a model is about to run with in their place."""
 
     def _watch_swap(self, call: Call) -> Callable[[object], None] | None:
         """Called before `functional_call`: has the tensors that it puts into a module recorded when that is called.
@@ -77,32 +77,29 @@ class StateProbe(GuardedProbe):
         module, values = call.given(0, "module"), call.given(1, "parameters_and_buffers")
         if not self._recorder.wanted or not isinstance(values, dict):
             return None
-        names, held = self._context.names, dict(tensors_in_module(module))
-        stack = self._context.stack
+        names, stack = self._context.names, self._context.stack
+        held = dict(tensors_in_module(module))
         phase = stack.phase if stack.calls and stack.calls[-1] is not None else None  # None outside of recorded calls
         if phase is None and self._context.clock.trained.is_trained(module):
             names.name_holders_of(list(held.values()))  # while it holds them
         if names.find(module) is None:
             return None
-        swapped = [
-            (name, value, held[key])
-            for key, value in values.items()
-            if key in held and value is not held[key] and (name := names.parameters.name_of(held[key])) and name.watched
-        ]
-        names_of, others, own = zip(*swapped, strict=True) if swapped else ((), (), ())
+        swapped = [(own, values[key]) for key, own in held.items() if values.get(key, own) is not own]
+        unchanged = [(own, own) for own, _ in swapped]
         if phase is not None:
-            self._write_given(names_of, others, phase)
-            return lambda _result: self._write_given(names_of, own, phase)
+            self._write_given(swapped, phase)
+            return lambda _result: self._write_given(unchanged, phase)
         groups = [group for one in modules_in(module) for group in (one._parameters, one._buffers)]  # noqa: SLF001 - the public views may be the script's
         self._own = [(group, key, tensor) for group in groups for key, tensor in group.items() if tensor is not None]
-        has_given = not any(map(is_wrapped, others))  # else a transform differentiates or batches what the model holds
-        self._swapped = (names_of, others) if has_given else ((), ())
+        # else a transform differentiates or batches what the model holds
+        has_given = not any(is_wrapped(tensor) for _, tensor in swapped)
+        self._swapped = swapped if has_given else []
 
         def leave(_result: object) -> None:
             """Forget what was put in; record the module's own tensors again if the others were recorded."""
-            (waiting, _), self._own, self._swapped = self._swapped, [], ((), ())
+            waiting, self._own, self._swapped = self._swapped, [], []
             if has_given and not waiting:
-                self._write_given(names_of, own, self._context.stack.phase)
+                self._write_given(unchanged, self._context.stack.phase)
 
         return leave
 
@@ -118,22 +115,19 @@ class StateProbe(GuardedProbe):
             for (group, key, _), tensor in zip(self._own, others, strict=True):
                 group[key] = tensor
 
-    def _write_given(self, names: Sequence[ParameterName], tensors: Sequence[torch.Tensor], phase: Phase) -> None:
-        """Record tensors under the names of the parameters that they stand in for, in a forward pass.
-
-        Args:
-            names: of the parameters.
-            tensors: one for each name.
-            phase: of the call.
-        """
+    def _write_given(self, swapped: list[tuple[torch.Tensor, torch.Tensor]], phase: Phase) -> None:
+        """Record tensors under the names of a model's own that they stand in for, each after it, in a forward pass."""
         with unobserved():
             self._enter_step()
-            sites = []
-            for name in names:
-                call = self._context.count(GIVEN, name.fqn, phase)
-                sites.append(self._context.site(name, phase, Kind.PARAM, GIVEN, call))
-            self._recorder.emit_many(sites, list(tensors))
-            self._recorder.summarizer.keep_marks(list(tensors), self._marks)
+            sites: list[int] = []
+            tensors: list[torch.Tensor] = []
+            for own, tensor in swapped:
+                name = self._context.names.parameters.name_of(own)
+                if name is not None and name.watched:
+                    call = self._context.count(GIVEN, name.fqn, phase)
+                    sites.append(self._context.site(name, phase, Kind.PARAM, GIVEN, call))
+                    tensors.append(tensor)
+            self._write(sites, tensors)
 
     def on_restart(self, kept: int | None) -> None:
         """Forget which tensors are recorded, as steps start from 0 again.
@@ -153,9 +147,9 @@ class StateProbe(GuardedProbe):
         """
         with self._holding():
             self._record_root(root)
-        (names, others), self._swapped = self._swapped, ((), ())
-        if names:
-            self._write_given(names, others, self._context.stack.phase)
+        given, self._swapped = self._swapped, []
+        if given:
+            self._write_given(given, self._context.stack.phase)
 
     def _record_root(self, root: nn.Module) -> None:
         """Record those of a root's tensors that have no record, and again those written to since theirs.
@@ -314,7 +308,7 @@ class StateProbe(GuardedProbe):
         """
         holders = list(map(weakref.ref, holders_in(root)))
         self._holders.set(root, holders)
-        self._context.parts.ask_again()
+        self._context.parts.look()
         if self._context.parts.is_grouped:
             self._cutting.set(root, list(map(weakref.ref, filter(torch_distributed.is_cut, modules_in(root)))))
         return holders
@@ -344,13 +338,11 @@ class StateProbe(GuardedProbe):
             phase: where in the step.
             again: True for a further record in this step and phase, which gets the next call number.
         """
-        sites, tensors = [], []
-        for kind, tensor in zip(contents[0], contents[1], strict=True):
-            site = self._site(tensor, phase, kind, again=again)
-            if site is not None:
-                sites.append(site)
-                tensors.append(tensor)
-        self._write(sites, tensors)
+        both = zip(contents[0], contents[1], strict=True)
+        each = ((self._site(tensor, phase, kind, again=again), tensor) for kind, tensor in both)
+        found = [(site, tensor) for site, tensor in each if site is not None]
+        sites = [site for site, _ in found]
+        self._write(sites, [tensor for _, tensor in found])
         return sites
 
     def _write(self, sites: Sequence[int], tensors: list[torch.Tensor]) -> None:
@@ -361,17 +353,14 @@ class StateProbe(GuardedProbe):
         self._recorder.summarizer.keep_marks(tensors, self._marks)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
-        """Site of a tensor; None where it has no values here, no name, or is not watched."""
-        name = self._name(tensor)
-        return None if name is None or not name.watched else self._site_of(name, phase, kind, again=again)
-
-    def _site_of(self, name: ParameterName, phase: Phase, kind: Kind, *, again: bool) -> int:
-        """Site of a name in a phase; with `again`, the one with the next call number, which is counted."""
-        if not again:
-            return self._context.site(name, phase, kind)
-        # The optimizer's own call 0 is how its step leaves the tensor; the first of a start is its call 0.
-        used = phase is Phase.OPTIMIZER or (phase is Phase.START and name.fqn in self._fresh)
-        call = int(used) + self._context.count(self, name.fqn, phase)
+        """Site of a tensor, with `again` of the next call; None where it has no values or name, or is unwatched."""
+        name, call = self._name(tensor), 0
+        if name is None or not name.watched:
+            return None
+        if again:
+            # The optimizer's own call 0 is how its step leaves the tensor; the first of a start is its call 0.
+            used = phase is Phase.OPTIMIZER or (phase is Phase.START and name.fqn in self._fresh)
+            call = int(used) + self._context.count(self, name.fqn, phase)
         return self._context.site(name, phase, kind, call=call)
 
     def _name(self, tensor: torch.Tensor) -> ParameterName | None:

@@ -84,33 +84,25 @@ class VjpProbe(GuardedProbe):
             earlier: the value that it is with respect to.
             state: of the module that made the later one.
         """
-        call = self._context.count(self, pair)
+        call, recorder = self._context.count(self, pair), self._recorder
         what = "jacobian_norm" if pair.norm else "vjp"
-
-        def site(suffix: str = "") -> int:
-            place = Site(Phase.FORWARD, Kind.OP_OUTPUT, state.fqn, call, f"{what}({pair.text}){suffix}")
-            return self._recorder.site(place, SiteInfo(state.module_class, what))
-
-        recorder = self._recorder
+        path, info = f"{what}({pair.text})", SiteInfo(state.module_class, what)
         recorder.wanted = False  # introspect's hooks on the way are not to record this pass
+        found: list[object] | str = "the output does not depend on the input"
         try:
             if pair.norm:
-                norm, error = self._norm(later, earlier)
-            else:
-                product = _product(later, earlier, torch.ones_like(later))
-        except RuntimeError as error_of_graph:
-            recorder.wanted = True
-            recorder.gap(site(), f"the graph gives no derivative: {error_of_graph}")
-            return
+                found = [*self._norm(later, earlier)]
+            elif (product := _product(later, earlier, torch.ones_like(later))) is not None:
+                found = [product]
+        except RuntimeError as error:
+            found = f"the graph gives no derivative: {error}"
         finally:
             recorder.wanted = True
-        if pair.norm:
-            recorder.emit(site(), norm)
-            recorder.emit(site(" standard error"), error)
-        elif product is None:
-            recorder.gap(site(), "the output does not depend on the input")
+        if isinstance(found, str):
+            recorder.gap(recorder.site(Site(Phase.FORWARD, Kind.OP_OUTPUT, state.fqn, call, path), info), found)
         else:
-            recorder.emit(site(), product)
+            values = list(zip((path, f"{path} standard error"), found, strict=False))
+            self._emit(Phase.FORWARD, Kind.OP_OUTPUT, state.fqn, values, call, info)
 
     def _norm(self, later: torch.Tensor, earlier: torch.Tensor) -> tuple[float, float]:
         """Frobenius norm of a Jacobian and its standard error, by random signs.

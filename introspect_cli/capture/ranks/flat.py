@@ -72,47 +72,31 @@ def is_stepped(parameter: torch.Tensor) -> bool:
 
 
 class FlatParts:
-    """Places of flat pieces in whole parameters, looked for once a step."""
+    """Places of flat pieces in whole parameters.
+
+    Attributes:
+        is_grouped: whether this process is, or was, in a process group.
+        is_active: whether any model may have flat parameters, whose places are then known.
+    """
 
     def __init__(self, names: Names, note: Callable[[str], None]) -> None:
         """Look for nothing yet; `note` takes a sentence on what cannot be recorded by parameters."""
         self._names = names
         self._note = note
         self._stretches: dict[int, tuple[tuple[int, ...], Part]] = {}
-        self._was_grouped = False
-        self._is_active: bool | None = None
-        self._is_grouped: bool | None = None
+        self.is_grouped = self.is_active = False
 
-    def clear(self) -> None:
-        """Forget all places as a step ends, so that `is_active` looks again: a model may have been wrapped since."""
-        self._stretches.clear()
-        self._is_active = None
-        self.ask_again()
+    def look(self) -> None:
+        """Look for all places anew, as a step ends and as a model is called first: it may have been wrapped since.
 
-    def ask_again(self) -> None:
-        """Have `is_grouped`, and `is_active` where it was False, look again at their next call."""
-        self._is_active, self._is_grouped = self._is_active or None, None
-
-    @property
-    def is_grouped(self) -> bool:
-        """Whether this process is in a process group; cached until `ask_again`."""
-        if self._is_grouped is None:
-            self._is_grouped = launchers.is_grouped()
-        return self._is_grouped
-
-    @property
-    def is_active(self) -> bool:
-        """Whether any model may have flat parameters, whose places are then known.
-
-        The first call in a step looks for them, and may note what cannot be recorded.
+        May note what cannot be recorded.
         """
-        if self._is_active is None:
-            # torch itself loads FSDP, in a script with an optimizer: without a group, there can be no such wrapper.
-            self._was_grouped = self._was_grouped or (_HOME in sys.modules and self.is_grouped)
-            if self._was_grouped:
-                self._find_places()
-            self._is_active = bool(self._stretches) or _DEEPSPEED in sys.modules
-        return self._is_active
+        self.is_grouped = self.is_grouped or launchers.is_grouped()
+        self._stretches.clear()
+        # torch itself loads FSDP, in a script with an optimizer: without a group, there can be no such wrapper.
+        if self.is_grouped and _HOME in sys.modules:
+            self._find_places()
+        self.is_active = bool(self._stretches) or _DEEPSPEED in sys.modules
 
     def placed(self, parameter: torch.Tensor, value: Any) -> Any:
         """`value` with its place in the whole, where this rank holds only a piece of the parameter; else as it is.

@@ -13,13 +13,14 @@ hook fails at `No module named 'introspect_cli'`, a saved script at `Unknown bui
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
 import json
 import linecache
 import typing
 from binascii import hexlify, unhexlify
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 _PLAIN = (int, float, bool, str)
 _PREFIX = "tap_"
-_MADE: dict[str, Callable[..., Any]] = {}
 _SCOPE: dict[str, Any] = {
     **{name: getattr(typing, name) for name in ("Any", "Dict", "List", "Optional", "Tuple", "Union")},
     "Tensor": Tensor,
@@ -42,8 +42,7 @@ _SCOPE: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Spec:
+class Spec(NamedTuple):
     """Place of a hook, and the types of the values that it taps.
 
     Attributes:
@@ -80,7 +79,7 @@ def attach(model: nn.Module, name: str | None = None, *, inputs: bool = True) ->
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise UsageError("taps go on a model before it is scripted or traced: call attach first, then transform")
-    if any(_is_tap(hooked) for module in model.modules() for hooked in _hooks_of(module)):
+    if _taps_of(model):
         raise UsageError("this model has taps already: detach first")
     root = name or type(model).__name__
     count = 0
@@ -94,7 +93,7 @@ def attach(model: nn.Module, name: str | None = None, *, inputs: bool = True) ->
         fqn = f"{root}.{path}" if path else root
         spec = Spec(Kind.OUTPUT.value, fqn, type(module).__name__, taken, given)
         if inputs and "Tensor" in taken:
-            module.register_forward_pre_hook(hook(replace(spec, kind=Kind.INPUT.value)))
+            module.register_forward_pre_hook(hook(spec._replace(kind=Kind.INPUT.value)))
         module.register_forward_hook(hook(spec))
         count += 1
     return count
@@ -102,18 +101,19 @@ def attach(model: nn.Module, name: str | None = None, *, inputs: bool = True) ->
 
 def detach(model: nn.Module) -> None:
     """Remove every tap from a model and the modules in it; other hooks stay."""
-    for module in model.modules():
-        for registry in (module._forward_pre_hooks, module._forward_hooks):  # noqa: SLF001 - no public way to others' handles
-            for key in [key for key, hooked in registry.items() if _is_tap(hooked)]:
-                del registry[key]
+    for registry, key in _taps_of(model):
+        del registry[key]
 
 
-def _hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
-    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]  # noqa: SLF001 - as above
-
-
-def _is_tap(hooked: Callable[..., Any]) -> bool:
-    return getattr(hooked, "__module__", "") == __name__
+def _taps_of(model: nn.Module) -> list[tuple[dict[int, Any], int]]:
+    """The dictionary and the key of each hook in a model that is a tap."""
+    registries = [held for one in model.modules() for held in (one._forward_pre_hooks, one._forward_hooks)]  # noqa: SLF001 - no public way to others' handles
+    return [
+        (held, key)
+        for held in registries
+        for key, hooked in held.items()
+        if getattr(hooked, "__module__", "") == __name__
+    ]
 
 
 def _forward_types(module: nn.Module) -> tuple[tuple[str, ...], str] | None:
@@ -131,16 +131,13 @@ def _forward_types(module: nn.Module) -> tuple[tuple[str, ...], str] | None:
         hints = typing.get_type_hints(forward)
     except Exception:  # a stranger's annotations may raise anything
         return None
-    taken = []
-    for parameter in list(signature.parameters.values())[1:]:
-        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            return None
-        text = _type_text(hints.get(parameter.name, Tensor))
-        if text is None:
-            return None
-        taken.append(text)
-    given = _type_text(hints.get("return", Tensor))
-    return None if given is None else (tuple(taken), given)
+    parameters = list(signature.parameters.values())[1:]
+    texts = [_type_text(hints.get(name, Tensor)) for name in (*(one.name for one in parameters), "return")]
+    positional = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    known = [text for text in texts if text is not None]
+    if len(known) < len(texts) or not positional.issuperset(one.kind for one in parameters):
+        return None
+    return tuple(known[:-1]), known[-1]
 
 
 def _type_text(annotation: Any) -> str | None:
@@ -161,12 +158,26 @@ def _type_text(annotation: Any) -> str | None:
     return None if name is None else f"{name}[{', '.join(texts)}]"
 
 
+@functools.cache
 def hook(spec: Spec) -> Callable[..., Any]:
-    """The hook function of a spec, defined at the first call; the same object for equal specs."""
-    name = _PREFIX + hexlify(json.dumps(asdict(spec)).encode()).decode()
-    made = _MADE.get(name)
-    if made is None:
-        made = _MADE[name] = _define_hook(name, spec)
+    """The hook function of a spec: it returns the module's inputs, or its output, with each tensor tapped.
+
+    The same object for equal specs. Its text is kept in `linecache`, where `inspect` finds it.
+    """
+    name = _PREFIX + hexlify(json.dumps(spec).encode()).decode()
+    inputs = f"Tuple[{', '.join(spec.inputs)}]" if spec.inputs else "Tuple[()]"
+    if spec.kind == Kind.INPUT.value:
+        given, value, result = f"input: {inputs}", "input", inputs
+    else:
+        given, value, result = f"input: {inputs}, output: {spec.output}", "output", spec.output
+    tapped = _tapped_expression(value, result, spec, "")
+    source = f"def {name}(self, {given}) -> {result}:\n    return {tapped}\n"
+    filename = f"<tap of {spec.kind} of {spec.fqn}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    # The name is what TorchScript resolves types in; it must be this module for a pickle to find the function again.
+    scope = {**_SCOPE, "__name__": __name__}
+    exec(compile(source, filename, "exec", dont_inherit=True), scope)  # noqa: S102 - text of our own making, see above
+    made: Callable[..., Any] = scope[name]
     return made
 
 
@@ -179,25 +190,18 @@ def __getattr__(name: str) -> Any:
     if not name.startswith(_PREFIX):
         raise AttributeError(name)
     try:
-        fields = json.loads(unhexlify(name[len(_PREFIX) :]))
-        spec = Spec(**{**fields, "inputs": tuple(fields["inputs"])})
-    except (ValueError, TypeError, KeyError):
+        kind, fqn, module_class, inputs, output = json.loads(unhexlify(name[len(_PREFIX) :]))
+        return hook(Spec(kind, fqn, module_class, tuple(inputs), output))
+    except (ValueError, TypeError):
         raise AttributeError(name) from None
-    return hook(spec)
 
 
 def tuple_items(annotation: str) -> tuple[str, ...] | None:
-    """Element types, as text, of `Tuple[...]`, not those inside them; None for another type or any text with `...`."""
-    if not annotation.startswith("Tuple[") or "..." in annotation:
+    """Element types, as text, of `Tuple[...]`, not those inside them; None for another type."""
+    node = ast.parse(annotation, mode="eval").body
+    if not (isinstance(node, ast.Subscript) and annotation.startswith("Tuple[")):
         return None
-    inner, depth, places = annotation[len("Tuple[") : -1], 0, [""]
-    for character in inner:
-        depth += (character == "[") - (character == "]")
-        if character == "," and depth == 0:
-            places.append("")
-        else:
-            places[-1] += character
-    return tuple(place.strip() for place in places)
+    return tuple(map(ast.unparse, node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]))
 
 
 def _tapped_expression(expression: str, annotation: str, spec: Spec, path: str) -> str:
@@ -217,26 +221,3 @@ def _tapped_expression(expression: str, annotation: str, spec: Spec, path: str) 
         return expression
     items = [_tapped_expression(f"{expression}[{i}]", place, spec, f"{path}[{i}]") for i, place in enumerate(places)]
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
-
-
-def _define_hook(name: str, spec: Spec) -> Callable[..., Any]:
-    """Define a hook function called `name`, and keep its text in `linecache`, where `inspect` finds it.
-
-    It returns the module's inputs, or its output, with each tensor tapped.
-    """
-    inputs = f"Tuple[{', '.join(spec.inputs)}]" if spec.inputs else "Tuple[()]"
-    if spec.kind == Kind.INPUT.value:
-        tapped = _tapped_expression("input", inputs, spec, "")
-        source = f"def {name}(self, input: {inputs}) -> {inputs}:\n    return {tapped}\n"
-    else:
-        source = (
-            f"def {name}(self, input: {inputs}, output: {spec.output}) -> {spec.output}:\n"
-            f"    return {_tapped_expression('output', spec.output, spec, '')}\n"
-        )
-    filename = f"<tap of {spec.kind} of {spec.fqn}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    # The name is what TorchScript resolves types in; it must be this module for a pickle to find the function again.
-    scope = {**_SCOPE, "__name__": __name__}
-    exec(compile(source, filename, "exec", dont_inherit=True), scope)  # noqa: S102 - text of our own making, see above
-    made: Callable[..., Any] = scope[name]
-    return made
