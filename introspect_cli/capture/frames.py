@@ -17,7 +17,6 @@ classes: only exact dictionaries, lists and tuples are looked into.
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import os
 import sys
@@ -32,6 +31,10 @@ from introspect_cli.script.ending import PACKAGE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
+
+
+_NAME = __name__.partition(".")[0]
+_passed: set[str] = set()
 
 
 def is_introspects(frame: FrameType) -> bool:
@@ -98,20 +101,42 @@ PAUSE = Pause()
 
 
 def pass_by() -> None:
-    """Have Dynamo skip the code of all functions of introspect, and let `PAUSE` take its callback off.
+    """Have Dynamo skip the code of all loaded modules of introspect, and let `PAUSE` take its callback off.
 
-    Imports torch.
+    Each module's code is marked once. Imports torch.
     """
     from introspect_cli.capture import private_api  # it imports torch, as the script has by now
 
     if private_api.compiler_callback is not None and private_api.set_compiler_callback is not None:
         PAUSE.asked, PAUSE.exchange = private_api.compiler_callback, private_api.set_compiler_callback
-    codes = [function.__code__ for function in gc.get_objects() if type(function) is FunctionType]
-    codes = [code for code in codes if code.co_filename.startswith(PACKAGE)]
-    while codes:
-        code = codes.pop()
-        private_api.pass_by(code)
-        codes += [nested for nested in code.co_consts if isinstance(nested, CodeType)]
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == _NAME and name not in _passed:
+            _passed.add(name)
+            for code in _codes(list(vars(module).values()), name):
+                private_api.pass_by(code)
+
+
+def _codes(values: list[object], module: str) -> Iterator[CodeType]:
+    """Code objects of this package in a module's values, with code nested in them. Empties `values`.
+
+    Args:
+        values: functions, methods, properties and classes; anything else is ignored.
+        module: name of the module; classes of others are not looked into.
+    """
+    while values:
+        value = values.pop()
+        if isinstance(value, CodeType):
+            if value.co_filename.startswith(PACKAGE):
+                yield value
+                values.extend(value.co_consts)
+        elif isinstance(value, (staticmethod, classmethod)):
+            values.append(value.__func__)
+        elif isinstance(value, property):
+            values.extend((value.fget, value.fset))
+        elif isinstance(value, FunctionType):
+            values.append(value.__code__)
+        elif isinstance(value, type) and value.__module__ == module:
+            values.extend(vars(value).values())
 
 
 MAX_ITEMS = 1000

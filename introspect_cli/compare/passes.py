@@ -380,8 +380,7 @@ def accept_form(table: Table, learned: Learned, comparison: Comparison) -> tuple
     """Pass: of two implementations of one model, mark what holds the same numbers in another order.
 
     That is what has another shape, and tensors of several dimensions, which may be transposed: WITHIN where extrema and
-    means agree within rtol, EQUAL where a tensor's extrema are equal. Gradients are WITHIN ten times rtol, as they
-    gather the rounding of a whole backward pass.
+    means agree within rtol. Gradients are WITHIN ten times rtol, as they gather the rounding of a whole backward pass.
     """
     rows = table.differing
     if not comparison.match.is_port or not len(rows):
@@ -394,9 +393,8 @@ def accept_form(table: Table, learned: Learned, comparison: Comparison) -> tuple
     size = np.abs(values[:2]).max(axis=(0, 1))
     with np.errstate(invalid="ignore"):
         near = may & (np.abs(values[:, 0] - values[:, 1]) <= rtol * size).all(axis=0)
-        exact = near & tensor & (values[:3, 0] == values[:3, 1]).all(axis=0)
-        near |= gradient & (table.relative() <= rtol)
-    return table.marked(rows[near], WITHIN).marked(rows[exact], EQUAL), learned
+    near |= gradient & (table.relative() <= rtol)
+    return table.marked(rows[near], WITHIN), learned
 
 
 def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Floats:

@@ -62,8 +62,8 @@ class StateProbe(GuardedProbe):
         self._step = self._called = -1
         self._own: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         """Tensors that `functional_call` has replaced in a model: dict, key and own tensor."""
-        self._swapped: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Its own tensors, and those that such a model is about to run with in their place."""
+        self._swapped: list[tuple[ParameterName, torch.Tensor]] = []
+        """Names and tensors that such a model is about to run with."""
 
     def _watch_swap(self, call: Call) -> Callable[[object], None] | None:
         """Called before `functional_call`: has the tensors that it puts into a module recorded when that is called.
@@ -77,29 +77,36 @@ class StateProbe(GuardedProbe):
         module, values = call.given(0, "module"), call.given(1, "parameters_and_buffers")
         if not self._recorder.wanted or not isinstance(values, dict):
             return None
-        names, stack = self._context.names, self._context.stack
-        held = dict(tensors_in_module(module))
+        names, held = self._context.names, dict(tensors_in_module(module))
+        stack = self._context.stack
         phase = stack.phase if stack.calls and stack.calls[-1] is not None else None  # None outside of recorded calls
         if phase is None and self._context.clock.trained.is_trained(module):
             names.name_holders_of(list(held.values()))  # while it holds them
         if names.find(module) is None:
             return None
-        swapped = [(own, values[key]) for key, own in held.items() if values.get(key, own) is not own]
-        unchanged = [(own, own) for own, _ in swapped]
+        swapped = {
+            key: name
+            for key in values
+            if key in held
+            and values[key] is not held[key]
+            and (name := names.parameters.name_of(held[key]))
+            and name.watched
+        }
+        given, own = ([(name, of[key]) for key, name in swapped.items()] for of in (values, held))
         if phase is not None:
-            self._write_given(swapped, phase)
-            return lambda _result: self._write_given(unchanged, phase)
+            self._write_given(given, phase)
+            return lambda _result: self._write_given(own, phase)
         groups = [group for one in modules_in(module) for group in (one._parameters, one._buffers)]  # noqa: SLF001 - the public views may be the script's
         self._own = [(group, key, tensor) for group in groups for key, tensor in group.items() if tensor is not None]
         # else a transform differentiates or batches what the model holds
-        has_given = not any(is_wrapped(tensor) for _, tensor in swapped)
-        self._swapped = swapped if has_given else []
+        has_given = not any(is_wrapped(value) for _, value in given)
+        self._swapped = given if has_given else []
 
         def leave(_result: object) -> None:
             """Forget what was put in; record the module's own tensors again if the others were recorded."""
             waiting, self._own, self._swapped = self._swapped, [], []
             if has_given and not waiting:
-                self._write_given(unchanged, self._context.stack.phase)
+                self._write_given(own, self._context.stack.phase)
 
         return leave
 
@@ -115,19 +122,14 @@ class StateProbe(GuardedProbe):
             for (group, key, _), tensor in zip(self._own, others, strict=True):
                 group[key] = tensor
 
-    def _write_given(self, swapped: list[tuple[torch.Tensor, torch.Tensor]], phase: Phase) -> None:
-        """Record tensors under the names of a model's own that they stand in for, each after it, in a forward pass."""
+    def _write_given(self, given: list[tuple[ParameterName, torch.Tensor]], phase: Phase) -> None:
+        """Record tensors under the names of the parameters that they stand in for, in a forward pass."""
         with unobserved():
             self._enter_step()
-            sites: list[int] = []
-            tensors: list[torch.Tensor] = []
-            for own, tensor in swapped:
-                name = self._context.names.parameters.name_of(own)
-                if name is not None and name.watched:
-                    call = self._context.count(GIVEN, name.fqn, phase)
-                    sites.append(self._context.site(name, phase, Kind.PARAM, GIVEN, call))
-                    tensors.append(tensor)
-            self._write(sites, tensors)
+            calls = [self._context.count(GIVEN, name.fqn, phase) for name, _ in given]
+            named = zip(given, calls, strict=True)
+            sites = [self._context.site(name, phase, Kind.PARAM, GIVEN, call) for (name, _), call in named]
+            self._write(sites, [tensor for _, tensor in given])
 
     def on_restart(self, kept: int | None) -> None:
         """Forget which tensors are recorded, as steps start from 0 again.
@@ -338,11 +340,13 @@ class StateProbe(GuardedProbe):
             phase: where in the step.
             again: True for a further record in this step and phase, which gets the next call number.
         """
-        both = zip(contents[0], contents[1], strict=True)
-        each = ((self._site(tensor, phase, kind, again=again), tensor) for kind, tensor in both)
-        found = [(site, tensor) for site, tensor in each if site is not None]
-        sites = [site for site, _ in found]
-        self._write(sites, [tensor for _, tensor in found])
+        sites, tensors = [], []
+        for kind, tensor in zip(contents[0], contents[1], strict=True):
+            site = self._site(tensor, phase, kind, again=again)
+            if site is not None:
+                sites.append(site)
+                tensors.append(tensor)
+        self._write(sites, tensors)
         return sites
 
     def _write(self, sites: Sequence[int], tensors: list[torch.Tensor]) -> None:
