@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     Calls = Mapping[tuple[bool, str], int]
 
+_TRAINED_KINDS = frozenset({Kind.PARAM.value, Kind.GRAD.value})
 _STATE_KINDS = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
 
 
@@ -54,11 +55,26 @@ def are_alike(a: Run, b: Run, pairs: Pairs) -> bool:
         return bool(a.manifest["whole"].get("layout") == b.manifest["whole"].get("layout"))
     if len(a.ranks) == len(b.ranks) == 1:
         return True
-    if any(_parts(one) != _parts(two) for one, two in pairs):
+    if any(_parts(one) != _parts(two) for one, two in pairs) or not _cut_alike(*pairs[0]):
         return False
     held = {(id(one.sites), id(two.sites)): (_states(one), _states(two)) for one, two in pairs}  # many have one table
     of_a, of_b = (frozenset[tuple[str, str]]().union(*each) for each in zip(*held.values(), strict=True))
     return all(one & of_b == two & of_a for one, two in held.values())
+
+
+def _cut_alike(one: RankReader, two: RankReader) -> bool:
+    """Whether each parameter and gradient is a part in both runs or in neither, in the first step that both have.
+
+    It is read if either run has parts.
+    """
+    steps = {*one.entries["step"].tolist()} & {*two.entries["step"].tolist()}
+    cut: list[dict[tuple[str, str], bool]] = [{}, {}]
+    for reader, is_part in zip((one, two), cut, strict=True) if steps and (_parts(one) or _parts(two)) else ():
+        batch, sites = reader.read(min(steps)), reader.sites
+        for site, layout in zip(batch.site.tolist(), batch.layout.tolist(), strict=True):
+            if sites.kind[site] in _TRAINED_KINDS:
+                is_part[sites.kind[site], sites.fqn[site]] = reader.layouts[layout].part is not None
+    return all(cut[0][name] == cut[1][name] for name in cut[0].keys() & cut[1].keys())
 
 
 def _states(reader: Reader) -> frozenset[tuple[str, str]]:

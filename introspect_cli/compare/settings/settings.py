@@ -252,6 +252,7 @@ def _document_differences(source: str, a: Mapping[str, object], b: Mapping[str, 
 
 # --- a script's command line
 
+_NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?")
 OPTION = re.compile(r"-(?!\.?\d).", re.DOTALL)
 """Begins the name of an option; `-3` is a number."""
 
@@ -264,15 +265,16 @@ _ASSIGNED = re.compile(r"[\w.+]+=")
 def arguments(argv: Iterable[str]) -> dict[str, list[str]]:
     """The words of a command line by name, in its order; `--lr 1e-3`, `--lr=1e-3` and `lr=1e-3` are alike.
 
-    An option has the words behind it; of one that is given again, its name stands between them. What stands by itself
-    is `argument 0` and so on.
+    An option has the words behind it; of one that is given again, its name stands between them, and of a number the
+    last alone counts, as for nearly all parsers. What stands by itself is `argument 0` and so on.
     """
     named: dict[str, list[str]] = {}
     option = ""
     for word in argv:
         if OPTION.match(word) or (not option and _ASSIGNED.match(word)):
             option, equals, value = word.partition("=")
-            named[option] = [*named[option], option] if option in named else []
+            before = named.get(option, [])
+            named[option] = [*before, option] if option in named and not _NUMBER.fullmatch(" ".join(before)) else []
             named[option] += [value] if equals else []
             option = "" if equals else option
         elif option:
