@@ -360,7 +360,7 @@ def test_the_first_screen_says_where_how_much_and_why(introspect, tmp_path):
     assert "float32 rounding units" in screen
     assert "Compared steps before that agree entirely: 5." in screen
     assert "no cause is on record" in screen
-    assert "its code, its options" in screen
+    assert "its code, train/eval mode" in screen
     assert "--lr a -&gt; b" in screen
 
 
