@@ -86,17 +86,18 @@ def closeup(a: Run, b: Run, divergence: Divergence) -> Closeup:
     if one is None or two is None:
         return Closeup(divergence, None, f"only run {'b' if one is None else 'a'} has it")
     differs, missing = None, ""
-    whole = [run.tensor(side.checksum) if side.checksum else None for run, side in ((a, one), (b, two))]
     if Status.VALUE in (one.status, two.status):
         missing = f"it is a plain value: {one.text} in a, {two.text} in b"
     elif one.layout.shape != two.layout.shape:
         missing = f"its shape is {list(one.layout.shape)} in a and {list(two.layout.shape)} in b"
-    elif whole[0] is None or whole[1] is None:
-        lacking = [f"run {side}" for side, tensor in zip("ab", whole, strict=True) if tensor is None]
-        missing = f"it was not stored whole by {' and '.join(lacking)}"
     else:
-        differs = difference(whole[0], whole[1], (one.layout.dtype, two.layout.dtype))
-        missing = "" if differs is not None else "it holds no numbers that can be compared"
+        stored = [run.tensor(side.checksum) if side.checksum else None for run, side in ((a, one), (b, two))]
+        if stored[0] is None or stored[1] is None:
+            lacking = [f"run {side}" for side, tensor in zip("ab", stored, strict=True) if tensor is None]
+            missing = f"it was not stored whole by {' and '.join(lacking)}"
+        else:
+            differs = difference(stored[0], stored[1], (one.layout.dtype, two.layout.dtype))
+            missing = "" if differs is not None else "it holds no numbers that can be compared"
     return Closeup(divergence, differs, missing, _operator_inputs(a, b, divergence))
 
 
