@@ -105,10 +105,9 @@ def current_labels() -> Facts:
             read = TRAINERS.get((frame.f_globals.get("__name__", ""), frame.f_code.co_name))
             if read is not None:
                 return read(frame.f_locals["self"])
-    state = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
-    return (
-        accelerate(state()) if state and getattr(state, "_shared_state", None) else {}
-    )  # before its first use none is made
+    state: Any = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
+    # accelerate's state is asked once it is there; asking makes it
+    return accelerate(state()) if getattr(state, "_shared_state", None) else {}
 
 
 class StepLabels:

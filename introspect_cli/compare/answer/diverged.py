@@ -43,9 +43,7 @@ from introspect_cli.compare.result import (
 )
 from introspect_cli.compare.resumed import RATES, holds_part
 from introspect_cli.compare.say import fact_of, parts_words, sentence, some, told, what_diverges
-from introspect_cli.compare.settings.beginning import (
-    find_first_event,
-)
+from introspect_cli.compare.settings.beginning import find_first_event
 from introspect_cli.compare.step import Step
 from introspect_cli.compare.table import OTHER, WITHIN
 from introspect_cli.records import Kind, Phase
