@@ -123,6 +123,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "factors": "clipping, unscaling, accumulation",
     "zero-grad": "zero_grad",
     "gradient-by-hand": "another change of the gradient (by value, by hand)",
+    "rounding-in-backward": "rounding in the backward pass of its module",
     "use-in-module": "how its module uses the parameter",
     "penalty": "a penalty on the parameters in the loss",
     "optimizer": "the optimizer, what was not recorded of its state and hyper-parameters",

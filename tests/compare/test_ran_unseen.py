@@ -39,7 +39,7 @@ def test_a_model_that_is_seen_in_whole_has_nothing_unseen(tmp_path, introspect):
         + "train(model, lambda x: model(x[None]))\nevaluate(model, lambda x: model(x[None]))\n"
     )
     introspect("capture", "-q", "--eval", "-o", "run", "train.py")
-    assert "ran_unseen" not in open_run(tmp_path / "run").manifest
+    assert open_run(tmp_path / "run").manifest["ran_unseen"] == {}
     shown = introspect("show", "run").stdout
     assert "calls of" in shown
     assert "without being seen" not in shown

@@ -132,11 +132,15 @@ def left_in_gradient(at: View) -> Iterator[str]:
 
     `reduction` with several ranks. Then kinds of handling: those of `_TOGETHER` where one factor fits and they are not
     ruled out; else all that are not. Then `use-in-module` where only some gradients differ and a module uses the
-    parameter, and `penalty`.
+    parameter, and `penalty`. Where the distance is rounding, `_TOGETHER` is ruled out and a module uses the parameter,
+    it is `rounding-in-backward` instead.
     """
     gone, states = excluded_handling(at), at.step.state[at.step.of(Kind.GRAD, frozenset({at.site.phase}))]
     if max(run.world_size for run in at.runs) > 1:
         yield "reduction"
+    if gone and at.rounding and at.parameter_user:
+        yield "rounding-in-backward"
+        return
     factor = at.first.scale is not None and not gone
     yield from (code for code in (_TOGETHER, *("zero-grad", "gradient-by-hand") * (not factor)) if code not in gone)
     if (states[states > 0] != DIFFERENT).any() and at.parameter_user:
