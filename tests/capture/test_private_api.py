@@ -203,6 +203,8 @@ def test_every_private_name_used_elsewhere_is_listed():
         "__func__",
         "_reconstruct",
         "_bootstrap",
+        "_target",
+        "_args",
         "_C",
         "_ops",
         "_functorch",

@@ -170,8 +170,12 @@ def _watch_worker(order: dict[str, Any], process: Process) -> None:
         """Follow the worker if `work_of` names its target; run it as python does; then close its run."""
         follower = None
         with contextlib.suppress(Exception):
-            from introspect_cli.capture.probes.children import work_of
+            from introspect_cli.capture.probes.children import SPAWN, work_of
+            from introspect_cli.capture.ranks.launchers import SPAWNED
 
+            held: Any = self
+            if getattr(held._target, "__module__", "") == SPAWN:  # noqa: SLF001 - as below
+                os.environ[SPAWNED.rank] = str(held._args[1])  # noqa: SLF001 - as below
             work = work_of(self)
             if work:
                 worker = replace(process, role=Role.SCRIPT, script=work)

@@ -4,18 +4,18 @@ Training may happen in children (`torch.multiprocessing.spawn`, Hogwild) on para
 them; to the parent's capture these parameters change by themselves. A data loader's workers, pools and the compiler's
 helpers compute no training step and are not told of.
 
-Where such processes are recorded, those of one `torch.multiprocessing.spawn` are ranks of one launch: each is told its
-number in its environment, as a launcher would tell it.
+Where such processes are recorded, those of one `torch.multiprocessing.spawn` are ranks of one launch: the environment
+tells them how many they are, as a launcher would; its number each knows by its arguments (`follow.child`).
 """
 
 from __future__ import annotations
 
 import os
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.ranks.launchers import forget_spawned, spawn_variables
+from introspect_cli.capture.ranks.launchers import SPAWNED, forget_spawned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from introspect_cli.capture.events import Call
 
 _HELPERS = ("torch.", "concurrent.", "multiprocessing.", "joblib.")
-_SPAWN = "torch.multiprocessing.spawn"
+SPAWN = "torch.multiprocessing.spawn"
+"""Module of the function that runs first in a process of `mp.spawn`; its second argument is the number of that."""
 
 
 class ChildrenProbe(GuardedProbe):
@@ -38,7 +39,6 @@ class ChildrenProbe(GuardedProbe):
         """Watch nothing before `install`."""
         super().__init__(context)
         self._followed = context.options.children == "all"
-        self._spawning: tuple[int, str] | None = None  # how many processes are being spawned, and a name for all
 
     def install(self) -> None:
         """Watch `Process.start`; and `start_processes` of `mp.spawn`, if child processes are recorded."""
@@ -47,21 +47,12 @@ class ChildrenProbe(GuardedProbe):
         super().install()
 
     def _watch_start(self, call: Call) -> Callable[[None], None]:
-        """Called before a process starts; returns what notes it afterwards, if it will not be recorded.
-
-        The rank of a process of `mp.spawn` is put into the environment first.
-        """
+        """Called before a process starts; returns what notes it afterwards, if it will not be recorded."""
         process = call.first
         work = work_of(process)  # starting a process forgets what it runs
-        target, args = getattr(process, "_target", None), tuple[Any, ...](getattr(process, "_args", ()))
-        is_rank = getattr(target, "__module__", "") == _SPAWN and len(args) > 1 and type(args[1]) is int
-        if self._spawning is not None and is_rank:
-            os.environ.update(spawn_variables(args[1], *self._spawning))
 
         def started(_: None) -> None:
             """Note the process's function, once, unless it is a helper's or is recorded; forks never are."""
-            if self._spawning is not None:
-                forget_spawned()
             is_fork = getattr(getattr(process, "_popen", None), "method", "fork") == "fork"
             known, remedy = self._context.started, "" if is_fork else " (--children all records it)"
             if work and (is_fork or not self._followed) and work not in known:
@@ -73,21 +64,14 @@ class ChildrenProbe(GuardedProbe):
         return started
 
     def _watch_spawn(self, call: Call) -> Callable[[object], None]:
-        """Called before `start_processes`: keeps the number of its processes until it has returned, for their ranks.
+        """Called before `start_processes`: the environment has the number of its processes until it returns.
 
         Only for the start method `spawn`, and if the number is an int.
         """
-        before, number = self._spawning, call.given(2, "nprocs")
+        number = call.given(2, "nprocs")
         if call.given(5, "start_method") in (None, "spawn") and type(number) is int:
-            self._spawning = number, uuid.uuid4().hex
-
-        def started(_: object) -> None:
-            """Drop the ranks' variables from the environment, and restore the number that was kept before."""
-            if self._spawning is not None:
-                forget_spawned()  # also of one that could not be started
-            self._spawning = before
-
-        return started
+            os.environ.update({SPAWNED.world_size: str(number), SPAWNED.job[0]: uuid.uuid4().hex})
+        return lambda _: forget_spawned()
 
 
 def work_of(process: BaseProcess) -> str:
@@ -100,7 +84,7 @@ def work_of(process: BaseProcess) -> str:
         cls = type(process)
         return "" if cls.__module__.startswith(_HELPERS) else cls.__qualname__
     module = str(getattr(target, "__module__", ""))
-    if module == _SPAWN and args:
+    if module == SPAWN and args:
         target = args[0]
     elif module.startswith(_HELPERS):
         return ""

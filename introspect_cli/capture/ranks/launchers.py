@@ -40,7 +40,7 @@ class Launcher(NamedTuple):
 
 
 SPAWNED = Launcher("INTROSPECT_SPAWN_RANK", "INTROSPECT_SPAWN_SIZE", "INTROSPECT_SPAWN_RANK", ("INTROSPECT_SPAWN",))
-"""Set by ourselves while `torch.multiprocessing.spawn` starts a process that is followed: it tells nobody else."""
+"""Set by ourselves in processes of `torch.multiprocessing.spawn` that are followed: it tells nobody else."""
 
 _GROUPS = "torch.distributed.distributed_c10d"
 
@@ -58,11 +58,6 @@ LAUNCHERS = (
     Launcher("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
 )
 """Asked in this order: torchrun may itself have been started by srun."""
-
-
-def spawn_variables(rank: int, world_size: int, job: str) -> dict[str, str]:
-    """Environment variables that tell a process which `torch.multiprocessing.spawn` starts what rank it is."""
-    return {SPAWNED.rank: str(rank), SPAWNED.world_size: str(world_size), SPAWNED.job[0]: job}
 
 
 def forget_spawned() -> None:
