@@ -323,8 +323,6 @@ class ModuleState(Named):
         self.step = -1
         self.styles: list[Style] | None = None
         """Tensor parallel styles of the inputs; None before the first call."""
-        self.gives: list[Style] = []
-        """Tensor parallel styles of the outputs."""
         self.tagged = False
         """Whether what goes in or comes out may be one rank's share of a DTensor."""
         self.calls: dict[Phase, int] = {}

@@ -7,8 +7,7 @@ pipelines know of a rank's share. Each is asked once, here, with what is lost wi
 Tensor and sequence parallel modules pass plain tensors on: a column's output is a rank's columns, and nothing on the
 tensor says so. But what `to_local` returned was made by an autograd node that knows the DTensor it is of; a tensor that
 was written to since was made by another. And what a module turns into a DTensor before its forward pass, its style
-knows beforehand, as it knows what it gives where no gradients are wanted and no node is made, in an evaluation.
-So nothing is patched, and nothing is remembered of any tensor.
+knows beforehand. So nothing is patched, and nothing is remembered of any tensor.
 """
 
 from __future__ import annotations
@@ -113,31 +112,6 @@ def styles_of(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]
         layouts = getattr(held.get("self"), "input_layouts", None) or ()
         styles += [(f"[{at}]", mesh, (layout,)) for at, layout in enumerate(layouts) if layout is not None]
     return styles
-
-
-def styles_of_outputs(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]:
-    """Path, mesh and placements of each plain output that a module's tensor parallel style describes; [] without one.
-
-    Only the module's last forward hook is looked at, since another one may change the outputs after the style's. Where
-    torch lacks this, outputs without gradients are compared by extrema and means.
-    """
-    held = _style_in(next(reversed(module._forward_hooks.values()), None))  # noqa: SLF001 - as above
-    if held is None:
-        return []
-    mesh: Any = held["device_mesh"]
-    prepare: Any = held.get("output_fn")
-    if getattr(getattr(prepare, "func", None), "__name__", "") == "_prepare_output_fn":
-        is_cut = len(prepare.args) == 2 and prepare.args[1]  # else it gives a DTensor, or that of another style
-        return [("", mesh, tuple(prepare.args[0]))] if is_cut else []
-    style = held.get("self")
-    if not getattr(style, "use_local_output", False):
-        return []
-    both = list(zip(getattr(style, "output_layouts", ()), getattr(style, "desired_output_layouts", ()), strict=False))
-    return [
-        ("" if len(both) == 1 else f"[{at}]", mesh, (wanted,))
-        for at, (layout, wanted) in enumerate(both)
-        if layout is not None and wanted is not None
-    ]
 
 
 def _style_in(hook: Any) -> dict[str, Any] | None:
@@ -264,19 +238,19 @@ def in_stage() -> InStage | None:
 
 
 Style = tuple[str, Any, tuple[Any, ...]]
-"""Style of an input or output: path, mesh, and a placement for each dimension of the mesh."""
+"""Style of an input: path, mesh, and a placement for each dimension of the mesh."""
 
 
 def share(value: torch.Tensor, path: str, styles: Sequence[Style]) -> Placed | None:
     """An input or output with its place in the DTensor that it is one rank's share of.
 
-    A tensor that `to_local` returned says that itself; for others the first style with this path does. None where
+    A tensor that `to_local` returned says that itself; for other inputs the first style with this path does. None where
     neither does, for a whole tensor, and where the size does not fit.
 
     Args:
         value: the tensor that goes in or comes out.
         path: where it is among the inputs or outputs, `[0]`.
-        styles: what the module takes its inputs for, or makes its outputs, see `styles_of`.
+        styles: what the module takes its inputs for, see `styles_of`; none for an output.
     """
     return from_call(value) or next((_placed_by_style(value, *style[1:]) for style in styles if path == style[0]), None)
 
@@ -293,7 +267,7 @@ def from_call(value: Any) -> Placed | None:
 
 
 def _placed_by_style(value: torch.Tensor, mesh: Any, placements: tuple[Any, ...]) -> Placed | None:
-    """A tensor with its place in the whole, worked out from the style of the module that made it.
+    """A tensor with its place in the whole, worked out from the style of the module that takes it.
 
     None for a DTensor, which knows its own place; where the share is the whole; and where its size is not the one that
     the placements give this rank.

@@ -115,9 +115,8 @@ class ModuleValues:
         """`record` of what may be more than a plain tensor, hidden from what the script watches calls with."""
         cls = type(value)
         if issubclass(cls, torch.Tensor):
-            # an output that requires gradients was made by an autograd node that knows its place
-            given = at.state.styles or () if at.kind is Kind.INPUT else () if value.requires_grad else at.state.gives
-            placed = torch_distributed.share(value, prefix, given) if at.state.tagged else None
+            styles = at.state.styles or () if at.kind is Kind.INPUT else ()
+            placed = torch_distributed.share(value, prefix, styles) if at.state.tagged else None
             if at.kind in self.kinds:
                 self._recorder.emit(self._site(at, prefix), value if placed is None else placed)
             self._note_tensor(at, prefix, value, placed)
@@ -164,7 +163,7 @@ class ModuleValues:
 def may_be_shares(state: ModuleState, module: nn.Module, args: tuple[Any, ...]) -> bool:
     """Whether inputs or outputs of a module may be one rank's share of a DTensor.
 
-    Decided at the first call, which sets `styles`, `gives` and `tagged` of the state; later calls return `tagged`.
+    Decided at the first call, which sets `styles` and `tagged` of the state; later calls return `tagged`.
 
     Args:
         state: of the module.
@@ -174,7 +173,6 @@ def may_be_shares(state: ModuleState, module: nn.Module, args: tuple[Any, ...]) 
     if state.styles is None:
         state.styles = []
         if launchers.is_grouped():  # else there can be no DTensor
-            state.styles, state.gives = torch_distributed.styles_of(module), torch_distributed.styles_of_outputs(module)
-            styled = bool(state.styles or state.gives)
-            state.tagged |= styled or any(torch_distributed.from_call(value) is not None for value in args)
+            state.styles = torch_distributed.styles_of(module)
+            state.tagged |= bool(state.styles) or any(torch_distributed.from_call(one) is not None for one in args)
     return state.tagged
