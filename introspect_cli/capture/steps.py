@@ -163,7 +163,6 @@ class Trained:
         self._optimizers: ById[bool] = ById()
         self.optimizers: Callable[[], list[torch.optim.Optimizer]] = self._optimizers.objects
         """Gives the live optimizers, in the order in which they were added."""
-        self._stepped_with: ById[tuple[int, list[int], list[bool]]] = ById()
         self._parameters: set[int] | None = None
         self._roots: ById[bool] = ById()
         self._by_hand: ById[bool] = ById()
@@ -171,18 +170,10 @@ class Trained:
         self._threads: ById[int] = ById()
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add an optimizer, which is referred to weakly, and drop the cached answers of `is_trained`."""
+        """Add an optimizer, which is referred to weakly, or what it holds now; drops cached answers of `is_trained`."""
         self._optimizers.set(optimizer, True)
-        self.forget_answers()
-
-    def forget_answers(self) -> None:
-        """Drop the cached answers of `is_trained`, since an optimizer may hold other parameters."""
         self._parameters = None
         self._roots.clear()
-
-    def has(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether `add` was called with an optimizer."""
-        return self._optimizers.get(optimizer) is not None
 
     def of_this_thread(self) -> list[torch.optim.Optimizer]:
         """Live optimizers whose last step was this thread's.
@@ -213,23 +204,13 @@ class Trained:
                 self._roots.set(module, is_trained)
         return is_trained
 
-    def note_step(self, optimizer: torch.optim.Optimizer, named: int) -> None:
-        """Note which thread steps an optimizer; drop cached answers if parameters, `requires_grad` or names changed.
-
-        Args:
-            optimizer: what steps.
-            named: how often names of parameters were given or taken back so far.
-        """
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that this thread steps an optimizer."""
         self._threads.set(optimizer, threading.get_ident())
-        held = parameters_of(optimizer)
-        now = named, list(map(id, held)), [parameter.requires_grad for parameter in held]
-        if now != self._stepped_with.get(optimizer):
-            self._stepped_with.set(optimizer, now)
-            self.forget_answers()
 
     def is_new(self, module: nn.Module) -> bool:
         """Whether an optimizer of which no step was noted holds any of a module's parameters."""
-        new = [optimizer for optimizer in self.optimizers() if self._stepped_with.get(optimizer) is None]
+        new = [optimizer for optimizer in self.optimizers() if self._threads.get(optimizer) is None]
         held = {id(parameter) for optimizer in new for parameter in parameters_of(optimizer)}
         return any(id(parameter) in held for parameter in parameters_in(module))
 
@@ -726,10 +707,9 @@ class StepClock:
         self.trained.add(optimizer)
 
     def note_step_of(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that an optimizer steps: its parameters may have changed. One that was not seen being built is added."""
-        if not self.trained.has(optimizer):
-            self.add_optimizer(optimizer)
-        self.trained.note_step(optimizer, self._names.parameters.changes)
+        """Note that an optimizer steps, with parameters that are new: one that was not seen being built is added."""
+        self.add_optimizer(optimizer)
+        self.trained.note_step(optimizer)
 
     def give_up_on_optimizers(self) -> None:
         """Have forward passes end no steps, although optimizers are no longer watched."""

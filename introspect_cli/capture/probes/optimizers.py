@@ -77,10 +77,11 @@ class OptimizerProbe(GuardedProbe):
                 self._emit_hyperparameter(SCALER, call.first, "['scale']", scale)
 
         def left(_: object) -> None:
-            """Record a skipped step, and end the step, if no optimizer has stepped meanwhile."""
+            """Record a skipped step as if it had been made, and end the step, if no optimizer has stepped meanwhile."""
             if self._stepped == stepped:
-                with unobserved():
-                    self._record_skipped_step(call.given(1, "optimizer"))
+                optimizer = call.given(1, "optimizer")
+                self._before_step(optimizer, (), {})
+                self._after_step(optimizer, (), {})
 
         return left
 
@@ -200,16 +201,6 @@ class OptimizerProbe(GuardedProbe):
             if self._recorder.wanted:
                 self._record_after(optimizer)
             self._context.clock.auto_tick()
-
-    def _record_skipped_step(self, optimizer: Optimizer) -> None:
-        """Record an optimizer step that a gradient scaler skipped, as if it had been made, and end the clock's step."""
-        self._name_optimizer(optimizer)
-        if self._recorder.wanted:
-            self._record_hyperparameters(optimizer)
-            self._record_state_before(optimizer)
-            self._record_gradients(optimizer)
-            self._record_after(optimizer)
-        self._context.clock.auto_tick()
 
     def _name_optimizer(self, optimizer: Optimizer) -> None:
         """Name an optimizer and its parameters, tell the clock, and have its settings written.
