@@ -276,13 +276,6 @@ def is_plain_call(module: nn.Module) -> bool:
     return not isinstance(module, special) and wrapped(module) is None and not hides(module)
 
 
-def how_hidden(module: nn.Module) -> str:
-    """How a module hides what runs inside it: `fused` for a `TransformerEncoderLayer`, `scripted`, else `compiled`."""
-    if isinstance(module, nn.TransformerEncoderLayer):
-        return "fused"
-    return "scripted" if isinstance(module, torch.jit.ScriptModule) else "compiled"
-
-
 # ---
 # What has a name: a module with its calls, a parameter or buffer as long as somebody holds the tensor.
 #

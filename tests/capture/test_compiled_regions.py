@@ -106,7 +106,7 @@ def test_boundary_changes_nothing_and_says_what_is_hidden(tmp_path):
     found = by_site(captured(tmp_path / "run", trained(with_aot_eager, Net)))
     hidden = {s.fqn: summary.text for s, summary in found.items() if summary.status is Status.NOT_OBSERVED}
     assert set(hidden) == {f"Net.{name}" for name in ("inlet", "body", "body.wide", "body.act", "body.back", "outlet")}
-    assert set(hidden.values()) == {"inside compiled Net"}
+    assert set(hidden.values()) == {"inside Net: compiled, scripted or fused"}
 
 
 def test_taps_cause_no_break_and_no_compilation_of_their_own_and_go_with_the_capture(tmp_path):

@@ -36,7 +36,6 @@ from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.naming import (
     has_own_call,
     hides,
-    how_hidden,
     is_plain_call,
     is_traced,
     is_unfinished,
@@ -489,7 +488,7 @@ class ModuleProbe(GuardedProbe):
                 continue
             if wrapped(child) is None:
                 site = self._context.site(inner, self._stacks.now.phase, Kind.OUTPUT)
-                self._recorder.gap(site, f"inside {how_hidden(module)} {state.fqn}")
+                self._recorder.gap(site, f"inside {state.fqn}: compiled, scripted or fused")
 
 
 def tensors_given(args: Args, kwargs: Kwargs) -> frozenset[int]:
