@@ -117,8 +117,7 @@ EVENTS = (
     Event("interpreter", "traceback", "walk_tb _walk_tb_with_full_positions", "walker_of_tracebacks", _REPLACE),
     Event("interpreter", "traceback", "walk_stack", "walker_of_stacks", _REPLACE),
     # ... a handler raises in a capture's code, and the script sees our handlers
-    Event("interpreter", "signal", "signal", "setter", _REPLACE),
-    Event("interpreter", "signal", "getsignal", "getter", _REPLACE),
+    Event("interpreter", "signal", "signal getsignal", "of_handlers", _REPLACE),
     # files that the script reads, and those that libraries open in C
     Event("files", "builtins io", "open", "opener", _REPLACE),
     Event("files", "pyarrow safetensors.torch", "memory_map load_file", "watch_library_read"),

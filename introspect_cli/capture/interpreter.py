@@ -74,24 +74,15 @@ class Interpreter:
         self._patches.put("interpreter", self, self._guarded)
 
     @staticmethod
-    def setter(original: Callable[..., Any]) -> Callable[..., Any]:
-        """A replacement of `signal.signal` that sets a wrapped handler and returns the script's own earlier one."""
+    def of_handlers(original: Callable[..., Any]) -> Callable[..., Any]:
+        """A replacement of `signal.signal` or `getsignal`: handlers that are set wait, and the script sees its own."""
 
         @functools.wraps(original)
-        def set_handler(signalnum: int, handler: Any) -> Any:
-            return _handler_of(original(signalnum, _that_waits(handler)))
+        def asked(*given: Any, **named: Any) -> Any:
+            waiting = {name: _that_waits(value) for name, value in named.items()}
+            return _handler_of(original(*map(_that_waits, given), **waiting))
 
-        return set_handler
-
-    @staticmethod
-    def getter(original: Callable[..., Any]) -> Callable[..., Any]:
-        """A replacement of `signal.getsignal` that returns the script's own handler, not the wrapper."""
-
-        @functools.wraps(original)
-        def get_handler(signalnum: int) -> Any:
-            return _handler_of(original(signalnum))
-
-        return get_handler
+        return asked
 
     @staticmethod
     def walker_of_tracebacks(walk: Callable[[Any], Iterator[tuple[FrameType, Any]]]) -> Callable[[Any], Any]:
@@ -145,7 +136,7 @@ class Interpreter:
 
 
 def _that_waits(handler: Any) -> Any:
-    """A handler that waits for the end of guarded sections, of python code, which may raise; any other as it is."""
+    """A handler that waits for the end of guarded sections, of python code, which may raise; all else as it is."""
     return _Waiting(handler) if callable(handler) and not isinstance(handler, signal.Handlers) else handler
 
 

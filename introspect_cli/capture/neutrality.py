@@ -26,7 +26,7 @@ from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 from introspect_cli.script.run import run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.script.target import Target
@@ -92,24 +92,18 @@ def verify_neutral(given: Sequence[str], words: Sequence[str], output: Path) -> 
     if not by_itself.keys().isdisjoint(_COMPUTED):
         return UNDECIDED, (
             "cannot tell: the script is not deterministic by itself, two runs without a capture differ in "
-            f"{_listed(by_itself)} (--seed and --deterministic may make it so)"
+            f"{', '.join(by_itself)} (--seed and --deterministic may make it so)"
         )
     if caused := [name for name in different if name not in by_itself]:
         return DIVERGED, (
-            f"not neutral: the runs with and without a capture differ in {_listed(caused)}; please report this"
+            f"not neutral: the runs with and without a capture differ in {', '.join(caused)}; please report this"
         )
-    return SAME, f"{agree} and the exit code; {_listed(by_itself)} differs between runs without a capture, too"
+    return SAME, f"{agree} and the exit code; {', '.join(by_itself)} differs between runs without a capture, too"
 
 
 def _differing(a: dict[str, Any], b: dict[str, Any]) -> dict[str, None]:
     """Names of the aspects whose values in two runs are not equal."""
     return {name: None for name, value in a.items() if value != b[name]}
-
-
-def _listed(names: Iterable[str]) -> str:
-    """Names for a sentence: `a`, `a and b`, `a, b and c`."""
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 MAX_KEPT = 64
