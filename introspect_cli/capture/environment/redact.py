@@ -142,19 +142,17 @@ def without_credentials(text: str) -> str:
 
     So are 40 hex digits, even those of a commit. Texts of at most 200 characters are cached.
     """
-    return _redact_text_cached(text) if len(text) <= _SHORT else _redact_text(text)
+    return _redact_text(text) if len(text) <= _SHORT else _redact_text.__wrapped__(text)
 
 
+@functools.lru_cache(maxsize=256)  # the same few texts come every step
 def _redact_text(text: str) -> str:
-    """`without_credentials`, not cached."""
+    """`without_credentials`, cached."""
     if _NAME.fullmatch(text):
         return _TOKENS.sub(REDACTED, text)  # there is no URL in it, no key, and nothing behind a name
     text = _COOKIE.sub(rf"\g<1>{REDACTED}", _without_keys_and_logins(text))
     text = _TOKENS.sub(REDACTED, text)
     return _AFTER_OPTION.sub(_redacted_option, _PAIR.sub(_redacted_pair, text))
-
-
-_redact_text_cached = functools.lru_cache(maxsize=256)(_redact_text)  # the same few texts come every step
 
 
 def _without_keys_and_logins(text: str, again: Callable[[re.Match[str]], bool] = lambda _: True) -> str:
@@ -358,7 +356,6 @@ _QUOTED = r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
 _BRACKET = re.compile(rf"{_QUOTED}|[{{}}\[\]]")
 _SCALAR = re.compile(rf"{_QUOTED}|[^\n]*?(?=,?[ \t]*$)", re.MULTILINE | re.DOTALL)
 _FLOW_SCALAR = re.compile(rf"{_QUOTED}|[^\n,}}\]]*", re.DOTALL)
-_LINE_BELOW = re.compile(r",?[ \t]*\n(?P<indent>[ \t]*)(?P<rest>[^\n]*)")
 _HEADING = re.compile(r"^[ \t]*\[", re.MULTILINE)
 _FLAGS = frozenset({"true", "false", "null", "none", "yes", "no", "~"})
 
@@ -406,11 +403,7 @@ def _end_of_value(text: str, match: re.Match[str]) -> int:
     scalar = (_FLOW_SCALAR if in_flow else _SCALAR).match(text, start)
     end = start if scalar is None else scalar.end()
     indent = len(line) - len(line.lstrip())
-    below = _LINE_BELOW.match(text, end)
-    while not in_flow and below is not None:
-        depth = len(below["indent"])
-        if below["rest"] and not (depth > indent or (depth == indent and below["rest"].startswith("- "))):
-            break
-        end = below.end()
-        below = _LINE_BELOW.match(text, end)
-    return end
+    # blank lines, those that are indented further, and items of a list
+    inside = rf",?[ \t]*\n(?:[ \t]*(?=\n|\Z)|[ \t]{{{indent + 1}}}[^\n]*|[ \t]{{{indent}}}- [^\n]*)"
+    below = None if in_flow else re.compile(rf"(?:{inside})+").match(text, end)
+    return end if below is None else below.end()
