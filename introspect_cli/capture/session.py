@@ -105,7 +105,7 @@ def run_capture(
         session.print_last_words()
 
     ending = run(target, started=session.start, ended=ended)
-    return ending.raised if ending.exit_code else session.status
+    return ending.raised if ending.exit_code else session.reference.status
 
 
 class Session:
@@ -115,7 +115,7 @@ class Session:
         path: the run's directory.
         context: what watches shares this; None before torch is there.
         words: what there is to say at the end.
-        status: the exit status that a comparison asks for (`--stop`), once the run is over; None where none does.
+        reference: the run that this one is compared with.
     """
 
     def __init__(self, target: Target | None, options: CaptureOptions, launch: Launch | None = None) -> None:
@@ -133,8 +133,6 @@ class Session:
         self.path = path = run_directory(target, options.output, launch)
         self.context: Context | None = None
         self.words: list[str] = []
-        self.status: int | None = None
-        self._unsent: list[str] = []
         store = StoreWriter.create(path, force=options.force, durable=options.durable, launch=launch)
         who = f"introspect, rank {launch.rank}" if launch is not None else "introspect"
         self._say: Callable[[str], None] = functools.partial(tell, who=None if options.quiet else who)
@@ -311,13 +309,10 @@ class Session:
     def _conclude(self, context: Context | None) -> None:
         """Wait for publishers and comparison, put the last words in `words`, and write what the comparison changes."""
         self.words.append(last_words(self._capture, context, self._manifest, lost=bool(self._store_lost)))
-        published = self._publishers.finish()
-        self.words += published
-        self._unsent = [sentence for sentence in published if UNPUBLISHED in sentence]
+        self.words += self._publishers.finish()
         box = context.policy.box if context is not None else None
         before = len(box.written) if box is not None else 0
         self.words += self.reference.finish(context.recorder if context is not None else None)
-        self.status = self.reference.status
         if box is not None and len(box.written) > before:  # the comparison has said only now that the runs diverge
             with self._writing(self._end):
                 self._capture.store.write_manifest(self._manifest | {"kept_around": box.written})
@@ -326,8 +321,9 @@ class Session:
     def print_last_words(self) -> None:
         """Print `words` and empty them; on ranks above 0 only where the store was lost, else what was not published."""
         # Of many ranks, one says where the run is, and each what it could not send.
-        for sentence in self.words if not self.rank or self._store_lost else self._unsent:
-            self._say(sentence)
+        for sentence in self.words:
+            if not self.rank or self._store_lost or UNPUBLISHED in sentence:
+                self._say(sentence)
         self.words = []
 
     def stop_in_child(self) -> None:

@@ -146,7 +146,7 @@ class Follower:
             return
         session.finish(Ending(None, "ended") if self._raised is None else raised_ending(self._raised))
         said = [] if session.rank else [f"{self.process.name}: {words}" for words in session.words]
-        self._leave_note("finished", run=str(session.path), said=said, code=session.status)
+        self._leave_note("finished", run=str(session.path), said=said, code=session.reference.status)
 
     def _leave_note(self, state: str, run: str = "", said: list[str] | None = None, code: int | None = None) -> None:
         """Leave a note of this process, replacing its last one.
