@@ -58,14 +58,6 @@ class ById(Generic[Value]):
         gone = functools.partial(self.entries.pop, id(thing))
         self.entries[id(thing)] = (weakref.ref(thing, gone), value)
 
-    def made(self, thing: object, make: Callable[[], Value]) -> Value:
-        """The object's value; where it has none or None, `make()` gives it, which is set."""
-        value = self.get(thing)
-        if value is None:
-            value = make()
-            self.set(thing, value)
-        return value
-
     def discard(self, thing: object) -> None:
         """Forget the object; nothing where it has no value."""
         self.entries.pop(id(thing), None)
@@ -77,9 +69,6 @@ class ById(Generic[Value]):
     def clear(self) -> None:
         """Forget all objects."""
         self.entries.clear()
-
-    def __len__(self) -> int:
-        return len(self.entries)
 
 
 class FreeNames:
@@ -207,6 +196,12 @@ def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) ->
 def place_of(tensors: list[torch.Tensor], groups: list[Any]) -> object:
     """A key of what `tensors_in` gives: another one where a module, name or tensor is another, or stands elsewhere."""
     return [*map(id, groups), *chain.from_iterable(map(methodcaller("keys"), groups)), *map(id, tensors)]
+
+
+def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Attribute and tensor of each parameter and buffer of a module itself."""
+    groups = (module._parameters, module._buffers)  # noqa: SLF001 - the public views may be the script's, or build strings
+    return [(name, tensor) for group in groups for name, tensor in group.items() if tensor is not None]
 
 
 def parameters_in(root: nn.Module) -> Iterator[nn.Parameter]:
@@ -434,10 +429,9 @@ class ParameterNames(dict[int, ParameterName]):
 
     def name_in(self, module: nn.Module, state: ModuleState) -> None:
         """Name a module's own parameters and buffers `<fqn>.<attribute>`, but those already named by a module."""
-        for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
-            for name, tensor in group.items():
-                if tensor is not None and self._is_free(tensor):
-                    self._name(tensor, state, name).add_holder(module, name)
+        for name, tensor in own_tensors(module):
+            if self._is_free(tensor):
+                self._name(tensor, state, name).add_holder(module, name)
 
     def name_shards(self, gathered: Iterable[Unsharded], find: Callable[[nn.Module], ModuleState | None]) -> None:
         """Name this rank's shards of gathered parameters as their modules name these: the optimizer has the shards.
@@ -471,11 +465,10 @@ class ParameterNames(dict[int, ParameterName]):
 
     def take_back(self, module: nn.Module, fqn: str) -> None:
         """Drop the names `<fqn>.<attribute>` of a module's own tensors; other names of them stay."""
-        for group in (module._parameters, module._buffers):  # noqa: SLF001 - as above
-            for attribute, tensor in group.items():
-                name = None if tensor is None else self.name_of(tensor)
-                if name is not None and name.fqn == f"{fqn}.{attribute}":
-                    del self[id(tensor)]
+        for attribute, tensor in own_tensors(module):
+            name = self.name_of(tensor)
+            if name is not None and name.fqn == f"{fqn}.{attribute}":
+                del self[id(tensor)]
 
     def aliases(self, module: nn.Module, fqn: str) -> list[str]:
         """`attribute=name` for each of a module's own parameters that is named otherwise than `<fqn>.<attribute>`.
@@ -745,7 +738,7 @@ class Names:
             fqn = self._free.name(root, base, rests=trains)
             if trains and fqn not in self._variables:
                 self._variables[fqn] = _variable_name(root)
-        self._roots.made(root, lambda: True)
+        self._roots.set(root, True)
         self._name_below(root, fqn)
 
     def _unname_tree(self, root: nn.Module) -> None:

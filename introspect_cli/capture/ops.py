@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import is_introspects, line_of, outward
-from introspect_cli.capture.probes.base import GuardedProbe, tensors
+from introspect_cli.capture.probes.base import GuardedProbe, tensors_in
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.views import memory_of
 
@@ -110,7 +110,7 @@ def _is_wanted(name: str, globs: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatchcase(form, glob) for glob in globs for form in names)
 
 
-_PLAIN = frozenset({bool, int, float, str})
+_PLAIN = (bool, int, float, str)
 _NAMED = frozenset({torch.dtype, torch.device, torch.layout, torch.memory_format})
 _MOST_ITEMS = 8
 
@@ -159,10 +159,10 @@ class Run(NamedTuple):
 
         A result's path is where it sits in `result` (""; `[0]`), an argument's its name (`['out']`).
         """
-        yield from tensors("", self.result)
+        yield from tensors_in(self.result)
         for position, name in facts.written:
             value = self.args[position] if 0 <= position < len(self.args) else self.kwargs.get(name)
-            yield from tensors(f"[{name!r}]", value)
+            yield from ((f"[{name!r}]{path}", tensor) for path, tensor in tensors_in(value))
 
     def plain_arguments(self) -> dict[str, Any]:
         """Arguments by name, as `_plain_value` gives them, with defaults of those that were not given.
@@ -198,7 +198,6 @@ def is_parameter(value: Any) -> bool:
 MAX_ARGUMENTS = 10_000
 MAX_INPUTS = 64
 """Inputs that are named of one operator, at most."""
-_NUMBERS = (int, float, bool, str)
 SCRIPT = "script"
 """FQN of operators that run outside every module."""
 
@@ -423,7 +422,7 @@ class OpProbe(GuardedProbe):
             if call.facts.recorded:
                 self._write_results(run, call, node)
             elif call.facts.unwritten:
-                for _, value in tensors("", run.result):
+                for _, value in tensors_in(run.result):
                     self._written_by.pop(memory_of(value), None)
             elif run.args and is_parameter(run.args[0]):
                 self._writer_of(run.args[0])  # a view of a parameter is known by its memory from here on
@@ -496,7 +495,7 @@ class OpProbe(GuardedProbe):
         """
         found = [] if found is None else found
         for value in values:
-            if value is None or isinstance(value, _NUMBERS):
+            if value is None or isinstance(value, _PLAIN):
                 continue
             if isinstance(value, (tuple, list)):
                 self._writers_of(value, found)

@@ -243,20 +243,16 @@ class CaptureOptions:
 
     def to_dict(self) -> dict[str, Any]:
         """Options by name as plain values for the manifest, without those whose `Option.in_manifest` is False."""
-        return {name: plain(getattr(self, name)) for name, facts in described(type(self)) if facts.in_manifest}
+        return {name: plain(getattr(self, name)) for name, facts in described() if facts.in_manifest}
 
     def narrowing(self) -> dict[str, Any]:
         """Options that decide how much of a training is observed (`Option.narrows`), by name as plain values."""
-        return {name: plain(getattr(self, name)) for name, facts in described(type(self)) if facts.narrows}
+        return {name: plain(getattr(self, name)) for name, facts in described() if facts.narrows}
 
 
-def described(options: type[CaptureOptions] | None = None) -> list[tuple[str, Option]]:
-    """Pairs of field name and `Option` for every option, in the order of the help.
-
-    `options` None for `CaptureOptions`.
-    """
-    every = fields(options or CaptureOptions)
-    return [(item.name, item.metadata["option"].named(item.name, item.default)) for item in every]
+def described() -> list[tuple[str, Option]]:
+    """Pairs of field name and `Option` for every option, in the order of the help."""
+    return [(item.name, item.metadata["option"].named(item.name, item.default)) for item in fields(CaptureOptions)]
 
 
 def plain(value: object) -> Any:

@@ -9,6 +9,7 @@ torch's.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import sys
 from types import CodeType
@@ -126,17 +127,14 @@ def pass_by(code: CodeType) -> None:
 push_mode: Callable[[Any], None] = getattr(_C, "_push_on_torch_dispatch_stack", lambda _mode: None)
 """Put a dispatch mode on this thread's stack. `with mode:` does more: it makes the compiler skip whole frames."""
 
-_pop: Callable[..., Any] = getattr(_C, "_pop_torch_dispatch_stack", lambda _key: None)
-
 modes_pushed: Callable[[], int] = getattr(_C, "_len_torch_dispatch_stack", lambda: 1)
 """Number of dispatch modes on this thread's stack. Without it, operators are not observed."""
 
 _mode_at: Callable[[int], Any] = getattr(_C, "_get_dispatch_stack_at", lambda _index: None)
 
 
-def pop_mode() -> None:
-    """Take the top dispatch mode off this thread's stack."""
-    _pop(None)
+pop_mode: Callable[[], Any] = functools.partial(getattr(_C, "_pop_torch_dispatch_stack", bool), None)
+"""Take the top dispatch mode off this thread's stack."""
 
 
 def top_mode() -> Any:

@@ -10,9 +10,10 @@ import torch
 from introspect_cli.capture.events import Patches
 from introspect_cli.capture.recording.rows import NO_INFO
 from introspect_cli.records import Site
+from introspect_cli.tensors.flatten import flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from introspect_cli.capture.context import Context
     from introspect_cli.records import Kind, Phase, SiteInfo
@@ -106,14 +107,6 @@ def _discard(listeners: list[Any], listener: Any) -> None:
         listeners.remove(listener)
 
 
-def tensors(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Path and tensor of each tensor in a value, those in nested lists and tuples too; dicts are not looked into.
-
-    `path` is the value's own: an item has `[0]` after it.
-    """
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    elif isinstance(value, (tuple, list)):
-        for position, item in enumerate(value):
-            if item is not None and not isinstance(item, (int, float)):
-                yield from tensors(f"{path}[{position}]", item)
+def tensors_in(value: Any) -> list[tuple[str, torch.Tensor]]:
+    """Path and tensor of each tensor in a nested value."""
+    return [(path, leaf) for path, leaf in flatten(value) if isinstance(leaf, torch.Tensor)]

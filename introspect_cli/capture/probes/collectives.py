@@ -14,8 +14,7 @@ import torch
 from introspect_cli.capture import private_api, torch_distributed
 from introspect_cli.capture.events import FUNCTIONAL, FUNCTIONALS
 from introspect_cli.capture.frames import line_of
-from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.base import tensors as tensors_in
+from introspect_cli.capture.probes.base import GuardedProbe, tensors_in
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.store.run_writer import IN_FLIGHT
 from introspect_cli.tensors.views import unobserved
@@ -253,7 +252,7 @@ def _tensors(args: tuple[Any, ...], position: int) -> list[torch.Tensor]:
 
     [] for a position below 0 or beyond the arguments.
     """
-    return [tensor for _, tensor in tensors_in("", args[position])] if 0 <= position < len(args) else []
+    return [tensor for _, tensor in tensors_in(args[position])] if 0 <= position < len(args) else []
 
 
 def _shapes(tensors: list[torch.Tensor]) -> str:

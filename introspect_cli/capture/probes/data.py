@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,9 +47,9 @@ class DataProbe(GuardedProbe):
         super().__init__(context)
         self._built = context.probe(BuiltProbe)
         self._names = {Phase.DATA: FreeNames(), Phase.EVAL: FreeNames()}
-        self._sources: ById[_Source] = ById()
         self._source_of: ById[_Source] = ById()
-        self._count = 0
+        """Of loaders and their iterators."""
+        self._numbers = count()
         self._drawn: list[weakref.ref[_Source]] = []
         self._last: weakref.ref[_Source] | None = None
 
@@ -91,11 +92,10 @@ class DataProbe(GuardedProbe):
         Where batches are not recorded, name the loader and note its settings, as is else done at the first batch.
         """
         loader = call.first
-        source = self._sources.get(loader)
+        source = self._source_of.get(loader)
         if source is None:
-            source = _Source(self._count, type(loader).__name__, self._built.describe(loader))
-            self._sources.set(loader, source)
-            self._count += 1
+            source = _Source(next(self._numbers), type(loader).__name__, self._built.describe(loader))
+            self._source_of.set(loader, source)
         # Persistent workers hand out one iterator again and again.
         self._source_of.set(iterator, source)
         if Kind.BATCH not in self._context.kinds:  # nothing will tell what its batches are for

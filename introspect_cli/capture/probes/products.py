@@ -16,7 +16,7 @@ from torch import nn
 
 from introspect_cli.capture.environment.sources import attributes_of
 from introspect_cli.capture.frames import script_frames, variables_of
-from introspect_cli.capture.naming import parameters_in
+from introspect_cli.capture.naming import own_tensors, parameters_in
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Kind, Phase
 from introspect_cli.script import calls
@@ -42,7 +42,6 @@ _RANDOM = re.compile(r"rng|random[_ ]?state|generator", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
 _MERSENNE = (5056,)
 """The shape of the state of torch's generator on the CPU."""
-MAX_SAVED_TENSORS = 100_000
 MAX_FILE_NAMES = 20
 _UNNAMED = "(memory)"
 
@@ -55,7 +54,7 @@ class ProductProbe(GuardedProbe):
     kind = Kind.PRODUCT
 
     def _record_saved(self, call: Call, _result: object) -> None:
-        """Record the tensors in an object that was saved, 100,000 at most, without states of generators.
+        """Record the tensors in an object that was saved, without states of generators.
 
         Other probes record first what models hold now. In an unrecorded step only the name is noted, of 20 files.
         """
@@ -67,7 +66,7 @@ class ProductProbe(GuardedProbe):
             return
         self._context.clock.tell("on_look")
         with unobserved():
-            saved = [pair for pair in tensors_of(call.given(0, held)) if not _is_random(*pair)][:MAX_SAVED_TENSORS]
+            saved = [pair for pair in tensors_of(call.given(0, held)) if not _is_random(*pair)]
             self._emit(Phase.FORWARD, Kind.PRODUCT, name, saved, self._context.count(self, name))
 
 
@@ -90,12 +89,11 @@ def tensors_in_module(root: Any) -> list[tuple[str, torch.Tensor]]:
 
     A tensor that two modules share comes twice, those of a module in two places once.
     """
-    tensors, waiting, seen = [], [("", root)], {id(root)}
+    tensors, waiting, seen = list[tuple[str, torch.Tensor]](), [("", root)], {id(root)}
     while waiting:
         prefix, module = waiting.pop()
-        for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views may be the script's
-            tensors += [(prefix + name, tensor) for name, tensor in group.items() if tensor is not None]
-        for name, child in module._modules.items():  # noqa: SLF001 - as above
+        tensors += [(prefix + name, tensor) for name, tensor in own_tensors(module)]
+        for name, child in module._modules.items():  # noqa: SLF001 - the public view may be the script's
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 waiting.append((f"{prefix}{name}.", child))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import sys
@@ -103,11 +104,6 @@ def generator_words(name: str, generator: Any) -> str:
     return f"{label} {seed} {state_word(generator)} {variable}"
 
 
-def state_of(generator: object) -> int:
-    """State of a CPU `torch.Generator` as a digest of 64 bits; 0 for any other object."""
-    return int(state_word(generator) or "0", 16) if isinstance(generator, torch.Generator) else 0
-
-
 def state_word(value: Any) -> str:
     """Digest of a torch, python or numpy generator's state, 16 hex digits.
 
@@ -203,18 +199,13 @@ class RandomProbe(GuardedProbe):
 
     def install(self) -> None:
         """Watch `torch.load`, and, if random states are recorded, what draws from generators or sets them."""
-        self._patches.undo_by(self._early.remove)
+        self._patches.undo_by(self._early.remove, functools.partial(setattr, self, "moved", NEVER))
         self._early.put("beginning", self, self._guarded)
         if self._is_recorded:
             self._generators.watch(())
             self._early.put("early draws", self, self._guarded)
             self._put("seedings")
         super().install()
-
-    def remove(self) -> None:
-        """Stop listening, and look for draws within steps no more."""
-        super().remove()
-        self.moved = NEVER
 
     @property
     def complete(self) -> bool:
@@ -385,11 +376,11 @@ class RandomProbe(GuardedProbe):
         Returns what notes the function's own draws.
         """
         self._note_draws(call.frame)
-        before = state_of(call.kwargs.get("generator"))
+        own = state_word(call.kwargs.get("generator"))
 
         def filled(_: object) -> None:
             """Note each default generator that the call drew from, and `own` if it was given a generator."""
-            drawn = self._generators.take_moved() + ([("own", before)] if before else [])
+            drawn = self._generators.take_moved() + ([("own", int(own, 16))] if own else [])
             if drawn:
                 line, by = line_of(call.frame), call.name + arguments_word(call.args, call.kwargs)
                 for generator, state in drawn:
@@ -527,8 +518,7 @@ def _file_name(source: object) -> str:
 def _is_checkpointing(frame: FrameType) -> bool:
     """Whether a frame or any of its 3 nearest callers runs `torch.utils.checkpoint`."""
     # its function, or `fork_rng` and what leaves that
-    near = islice(outward(frame), _BETWEEN)
-    return any(each.f_globals.get("__name__") == _CHECKPOINTING for each in near)
+    return any(each.f_globals.get("__name__") == _CHECKPOINTING for each in islice(outward(frame), _BETWEEN))
 
 
 def _seed_or_digest(call: Call) -> object:

@@ -49,10 +49,10 @@ class TapProbe(GuardedProbe):
 
     def module_number(self, module: nn.Module) -> str:
         """`#0`, `#1`, ...: number of a module, the same at each call, for taps made before its name is known."""
-        number = self._numbers.made(module, lambda: len(self._numbered))
-        if number == len(self._numbered):
+        if self._numbers.get(module) is None:
+            self._numbers.set(module, len(self._numbered))
             self._numbered.append(weakref.ref(module))
-        return f"{NUMBERED}{number}"
+        return f"{NUMBERED}{self._numbers.get(module)}"
 
     def on_tick(self) -> None:
         """Count calls from 0 again as a step ends, and drop the sites of gradients that have not come."""
