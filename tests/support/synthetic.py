@@ -147,11 +147,12 @@ def write_run(
     are stored whole. `sources` are the texts of source files by their names, `files` those of files that it read.
     """
     store = StoreWriter.create(path, force=force)
-    about = {"tool": {"name": "introspect", "version": "0.1.0"}, "script": "train.py", "argv": [], "exit_code": 0}
+    documents = dict(settings or {})
+    argv = documents.get("command", {}).get("argv", [])
+    about = {"tool": {"name": "introspect", "version": "0.1.0"}, "script": "train.py", "argv": argv, "exit_code": 0}
     kept = {name: hex_digest(text.encode()) for name, text in {**(sources or {}), **(files or {})}.items()}
     for name, digest in kept.items():
         store.save_source(digest, {**(sources or {}), **(files or {})}[name].encode())
-    documents = dict(settings or {})
     if sources is not None:
         documents["sources"] = {name: kept[name] for name in sources}
     if files is not None:

@@ -291,7 +291,12 @@ def ranked(code: CodeChanges, at: View | None, ending: Raised | None) -> tuple[R
     classes = {module.module_class for module in at.modules.values()} if at is not None else set()
     ran = {kind for version, _ in sides for name in classes for kind in version.kinds_of(name)}
     placed = [_ranked_change(one.change, sides, at, clues.words, ran) for one in code.ranked]
-    return tuple(sorted(placed, key=lambda one: (ORDER.index(one.nearness), -one.hits, one.depth)))
+    return tuple(sorted(placed, key=_order))
+
+
+def _order(one: Ranked) -> tuple[int, int, int, bool]:
+    """Sort key of a change; of two that are equally near, the one that both versions have is first."""
+    return ORDER.index(one.nearness), -one.hits, one.depth, None in (one.change.a, one.change.b)
 
 
 def _ranked_change(

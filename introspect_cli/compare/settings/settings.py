@@ -209,7 +209,7 @@ def differences(a: Run, b: Run, rank: int | None = None, rename: Callable[[str],
     """
     every = (run.settings if rank is None else run.settings_of(rank) for run in (a, b))
     settings_a, settings_b = ({name: each[name] for name in each if name not in _NO_SETTINGS} for each in every)
-    words_a, words_b = argv_of(settings_a, a.manifest), argv_of(settings_b, b.manifest)
+    words_a, words_b = ([str(word) for word in run.manifest.get("argv", [])] for run in (a, b))
     same_name = words_a and words_b and PurePath(words_a[0]).name == PurePath(words_b[0]).name
     if same_name and "sources" in settings_a and "sources" in settings_b:
         words_b[0] = words_a[0]  # what the script holds has a hash; its folder explains nothing
@@ -282,18 +282,6 @@ def arguments(argv: Iterable[str]) -> dict[str, list[str]]:
         else:
             named[f"{ARGUMENT}{sum(each.startswith(ARGUMENT) for each in named)}"] = [word]
     return named
-
-
-def argv_of(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
-    """Words of the script's command line, the script first: of the settings, else of the manifest.
-
-    [] where they are not on record.
-    """
-    command = settings.get("command")
-    argv = command.get("argv") if isinstance(command, Mapping) else None
-    if not isinstance(argv, (list, tuple)):
-        argv = manifest.get("argv", [])
-    return [str(word) for word in argv]
 
 
 # --- things that a run built
