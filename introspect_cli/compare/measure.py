@@ -382,9 +382,6 @@ def moments(summary: Summary) -> Moments | None:
     return Moments(numel, low, high, least, mean * numel, (var + mean * mean) * numel)
 
 
-_TOLD = 1e-3
-"""How far a line has to be from the identity, and from a factor, to be told."""
-
 _MOMENTS = ("min", "max", "absmin", "mean", "var")
 
 
@@ -394,25 +391,6 @@ def same_numbers(one: Moments, two: Moments, close: float = 1e-6) -> bool:
     Sums are taken in float64 of statistics that are right to 1e-6. False for constants.
     """
     return one[:4] == two[:4] and one.low != one.high and moments_agree(one, two, close)
-
-
-def straight_line(one: Moments | None, two: Moments | None) -> tuple[float, float] | None:
-    """(slope, offset) where extrema, mean and mean square of `two` are those of `slope * one + offset`, to 1e-5.
-
-    None where they are not or not known, for constants and other sizes, and where the slope is 1 or the offset 0.
-    """
-    if one is None or two is None or one.numel != two.numel or one.low == one.high:
-        return None
-    slope = (two.high - two.low) / (one.high - one.low)
-    offset = (two.total - slope * one.total) / one.numel
-    made = one._replace(
-        low=slope * one.low + offset,
-        high=slope * one.high + offset,
-        total=two.total,
-        squares=slope * slope * one.squares + offset * (2 * slope * one.total + offset * one.numel),
-    )
-    told = abs(slope - 1) > _TOLD and abs(offset) > _TOLD * (two.high - two.low)
-    return (slope, offset) if told and moments_agree(made, two, 1e-5) else None
 
 
 def moments_agree(one: Moments, two: Moments, close: float) -> bool:

@@ -33,7 +33,6 @@ _PROVED: Final[Mapping[str, str]] = {
     # data and the script
     "scaler": "the scale of GradScaler {a} -> {b}",
     "repeated": "in {side} it is that of the time before, again",
-    "normalised": "extrema, mean and variance are those of {line}: it is scaled and shifted differently",
     # gradients
     "stale": "in {side} it is the other's plus that of the {of} before: zero_grad is missing or late in {side}",
     "summed": "b is {times} times a, by as many as {of}: a sum where a mean was expected, or the other way round",

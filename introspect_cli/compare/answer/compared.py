@@ -120,15 +120,14 @@ def cut_short(scene: View) -> Raised | None:
 # --- two runs
 
 
-def order_of_ranks(first: Divergence) -> tuple[int, int, bool, int]:
-    """Sort key for the first divergences of ranks: (step, phase, whether a collective received it, rank).
+def order_of_ranks(first: Divergence) -> tuple[int, int, int]:
+    """Sort key for the first divergences of ranks: (step, phase, rank).
 
     Phases are those of a step in order, evaluation last. In the optimizer phase, gradients come before all else.
     """
     site, place = first.site, list(Phase).index(first.site.phase)
     late = site.phase is Phase.OPTIMIZER and site.kind is not Kind.GRAD
-    came = site.kind is Kind.COLLECTIVE and ".out" in site.path  # from another rank, then
-    return first.step, 2 * place + late, came, first.rank
+    return first.step, 2 * place + late, first.rank
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ from introspect_cli.compare.settings.beginning import (
     first_difference,
     last_fillings,
 )
-from introspect_cli.records import Phase
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -149,7 +149,7 @@ def clues_of(at: View | None, ending: Raised | None) -> Clues:
     for change in at.tuned:
         words |= {change.name.rpartition(".")[2], change.about}
     for name in (*names[:1], *at.unseen_inside):
-        keys = {key for key, _, _ in at.attributes(name, every=True)}
+        keys = {key for key, _, _ in at.attributes(name)}
         words |= keys | {at.modules[name].module_class} if keys else keys
         words |= {"train", "eval"} if "training" in keys else set()
     for events, place in zip(_suspect_events(at), lines, strict=True):
@@ -191,8 +191,8 @@ def _last_part(name: str) -> str:
 def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths, ...]:
     """Statements of one version that are RECORDED, COMPUTES, BUILDS and BETWEEN, in this order, with their depths.
 
-    Left out is what runs after a place in the first forward pass; what runs ahead of the last module that agreed is
-    one deeper.
+    Left out is what runs after a place in the first forward pass; what runs ahead of the last module that agreed, or
+    reaches other parts of the output alone, is one deeper.
 
     Args:
         code: the version.
@@ -219,6 +219,9 @@ def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths
     is_in_first_pass = at.site.phase is Phase.FORWARD and at.first.step == 0 and at.cause.reason != "gap"
     late = _statements_beside(code, at, ancestors(at.site.fqn) * is_in_first_pass, at.site.fqn, after=True)
     early = _statements_beside(code, at, [at.cause.module] * bool(at.cause.after), at.cause.after, after=False)
+    kind, part, owner = at.site.kind, at.site.path.strip("[]"), at.modules.get(at.site.fqn)
+    if kind is Kind.OUTPUT and part.isdecimal() and owner is not None:
+        early |= {s for p in code.methods(owner.module_class, "forward") for s in code.statements_apart(p, int(part))}
     return tuple({s: depth + (s in early) for s, depth in depths.items() if s not in late} for depths in reach)
 
 
@@ -295,8 +298,9 @@ def ranked(code: CodeChanges, at: View | None, ending: Raised | None) -> tuple[R
 
 
 def _order(one: Ranked) -> tuple[int, int, int, bool]:
-    """Sort key of a change; of two that are equally near, the one that both versions have is first."""
-    return ORDER.index(one.nearness), -one.hits, one.depth, None in (one.change.a, one.change.b)
+    """Sort key of a change; of two that are equally near, one that both versions have in one place is first."""
+    is_elsewhere = one.change.unit == "moved" or None in (one.change.a, one.change.b)
+    return ORDER.index(one.nearness), -one.hits, one.depth, is_elsewhere
 
 
 def _ranked_change(

@@ -42,6 +42,8 @@ _LOGS = re.compile(
 )
 _EVERYWHERE = frozenset(("self", "cls", "args", "kwargs", "config", "cfg", "torch", "nn", "np", "F"))
 """Names that stand in every other statement and lead everywhere."""
+_NAMING = frozenset(("add_argument", "register_buffer", "register_parameter", "add_module", "setattr"))
+"""What gives a value to the name that a text among its arguments is."""
 _OF_EVERY_CLASS = frozenset(("__init__", "forward", "step", "train", "eval", "to", "backward"))
 """Methods whose name does not say whose they are."""
 
@@ -159,7 +161,7 @@ class Code:
                 gives.update(_string_constants(each.keys))
             elif isinstance(each, ast.Call):
                 calls.add(last_name(each.func))
-                if last_name(each.func) == "add_argument":
+                if last_name(each.func) in _NAMING:
                     gives.update(text.lstrip("-").replace("-", "_") for text in _string_constants(each.args))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):  # it may change what it is of, or is handed
             held = getattr(node.value.func, "value", node)
@@ -222,6 +224,17 @@ class Code:
                     again = any(isinstance(each.node, _LOOPS) for each in both)
                     if s.lines[0] > calling[-1].lines[1] and not again if after else s.lines[1] < calling[0].lines[0]:
                         yield s
+
+    def statements_apart(self, place: Definition, part: int) -> set[Statement]:
+        """Statements of a function whose values do not reach that part of the tuple it returns; none without one."""
+        inside = {*self.by_definition[place]}
+        given = [getattr(s.node.value, "elts", ()) for s in inside if isinstance(s.node, ast.Return)]
+        if not all(len(parts) > part for parts in given):
+            return set()
+        names = {n.id for parts in given for n in ast.walk(parts[part]) if isinstance(n, ast.Name)}
+        seeds = {s: 0 for s in inside if names & {name.rpartition(":")[2] for name in s.gives}}
+        behind = _closure(seeds, lambda s: inside.intersection(self._statements_before(s, ())), len(inside))
+        return {s for s in inside - behind.keys() if not isinstance(s.node, ast.Return)}
 
     def reached_from(self, *places: Definition, depth: int = 0) -> Depths:
         """Statements of these functions and of all that they call or name, each with `depth` plus the calls between."""

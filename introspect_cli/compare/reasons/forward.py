@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing
-from introspect_cli.compare.measure import WHOLE, moments, straight_line
 from introspect_cli.compare.names import THEN
 from introspect_cli.compare.reasons.base import cause, evidence_of, is_fed
 from introspect_cli.compare.reasons.draws import draws_before
@@ -204,14 +203,6 @@ def batch_cause(step: Step, position: int) -> Cause | None:
     before = np.concatenate([loaded, step.of(Kind.RNG, frozenset(Phase))])
     fed = step.rng_differs() or step.differed_before(before)
     return None if fed else cause("batch", *evidence_of("batch", step, position))
-
-
-@finds("batch", "script")
-def find_normalisation(at: View) -> Iterator[Finding]:
-    """Finding where the statistics of a batch or input of floats are those of a straight line through the other's."""
-    a, b = at.first.a, at.first.b
-    if a and b and a.layout.dtype.startswith(WHOLE) and (line := straight_line(moments(a), moments(b))):
-        yield found("normalised", line=f"{line[0]:.4g} a {'-' if line[1] < 0 else '+'} {abs(line[1]):.4g}")
 
 
 # --- what the script gives to a model

@@ -35,6 +35,9 @@ class View:
         ranks: how many ranks were compared.
         tolerated: the first difference that tolerance or noise let pass, in words; "" for none.
         peers: the first divergence of each rank.
+        side_without: the run without the record, `a` or `b`; "" where both have it.
+        rounding: whether its distance is of the size of rounding.
+        is_first_step: whether it is in the first compared step.
         settings: settings that differ, the strongest explanation first.
     """
 
@@ -53,6 +56,9 @@ class View:
         self.settings: tuple[SettingChange, ...] = ()
         self.tolerated = outcome.tolerated
         self.peers = tuple(peer.first for peer in peers if peer.first is not None)
+        self.side_without = OTHER.get(self.first.only, "")
+        self.rounding = self.first.size is Size.ROUNDING
+        self.is_first_step = self.first.step == int(self.compared[0])
 
     # --- the place
 
@@ -61,11 +67,6 @@ class View:
         """The reason's word for an origin, `resumed` or `gap`; `propagated` for any other divergence."""
         stands = self.cause.role is Role.ORIGIN or self.cause.reason in {"resumed", "gap"}
         return self.cause.reason if stands else "propagated"
-
-    @property
-    def side_without(self) -> str:
-        """The run without the record, `a` or `b`; "" where both have it."""
-        return OTHER.get(self.first.only, "")
 
     @cached_property
     def position(self) -> int:
@@ -76,11 +77,6 @@ class View:
     def union(self) -> int:
         """Number of its site in the alignment of both runs."""
         return int(self.step.divergences.site[self.position])
-
-    @cached_property
-    def rounding(self) -> bool:
-        """Whether its distance is of the size of rounding."""
-        return self.first.size is Size.ROUNDING
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -97,13 +93,6 @@ class View:
         """What is known of the first of the cause's evidence that is on any of `things`; UNSEEN where there is none."""
         facts = [fact.known for fact in self.cause.rests_on(*things)]
         return facts[0] if facts else Known.UNSEEN
-
-    # --- what came before
-
-    @property
-    def is_first_step(self) -> bool:
-        """Whether it is in the first compared step."""
-        return self.first.step == int(self.compared[0])
 
     # --- what ran
 
@@ -147,18 +136,18 @@ class View:
         classes = tuple(tree[name].module_class for tree in self.step.modules if name in tree)
         return classes if len(set(classes)) > 1 and owner_of(name) else ()
 
-    def attributes(self, name: str, *, every: bool = False) -> list[tuple[str, str | None, str | None]]:
+    def attributes(self, name: str) -> list[tuple[str, str | None, str | None]]:
         """(attribute, value in a, value in b) where a module's attributes differ, `training` first.
 
         A value is None where it is missing. [] also where a run has no such module, or none of its attributes on
-        record. Unless `every`, attributes of one run alone are left out where the sources differ, except `training`.
+        record. Attributes of one run alone are left out where the sources differ, except `training`.
         """
         one, two = (tree.get(name) for tree in self.step.modules)
         if one is None or two is None or not (one.attributes and two.attributes):
             return []
         sources = [settings.get("sources") for settings in self.documents]
         # what changed code sets says only that it changed
-        edited = not every and all(sources) and len({*map(str, sources)}) > 1
+        edited = all(sources) and len({*map(str, sources)}) > 1
         differ = list(unequal(dict(one.attributes), dict(two.attributes)))
         differ.sort(key=lambda change: change[0] != "training")
         return [change for change in differ if not (edited and None in change[1:] and change[0] != "training")]
