@@ -21,12 +21,13 @@ from introspect_cli.compare.watched import (
     covered,
     draws_at_other_moments,
     draws_recorded,
+    is_list,
     notices_all_draws,
     observed_kinds,
     passes_over,
     ran_unseen,
 )
-from introspect_cli.records import Kind, Phase, perturbed_by
+from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,7 +67,7 @@ class Comparison(Sides):
         (`Splits.folded`) results of operators.
         """
         alignment = self.alignment
-        mask = alignment.mask(frozenset(), ())
+        mask = ~alignment.are(*SETTING_KINDS)
         if self.match.is_port:  # they may draw what the other is given
             mask = mask & ~alignment.are(Kind.RNG)
         if self.is_whole:
@@ -78,8 +79,7 @@ class Comparison(Sides):
     @cached_property
     def chosen(self) -> Mask:
         """Mask of `compared` sites that the options select by kind and module; all if none is given."""
-        alignment, options = self.alignment, self.options
-        return self.compared & alignment.mask(options.kinds, options.modules)
+        return self.compared & self.alignment.selected(self.options.kinds, self.options.modules)
 
     @cached_property
     def covered(self) -> tuple[Mask, Mask]:
@@ -91,18 +91,19 @@ class Comparison(Sides):
         return covered(self.alignment, *self.manifests, same_start=same_start)
 
     @cached_property
-    def by_hand(self) -> tuple[bool, bool]:
-        """Whether a, and whether b, updates parameters without an optimizer.
+    def lists_starts(self) -> tuple[bool, bool]:
+        """Whether a, and whether b, has start values in each step: it is a list, or updates without an optimizer.
 
-        True where it has start values of parameters in its second recorded step, and no record at all of the optimizer
-        phase; False with ranks put together.
+        The latter where it has start values of parameters in its second recorded step, and no record at all of the
+        optimizer phase. False with ranks put together.
         """
         sides: list[bool] = []
-        for reader, sites in ((self.a, self.alignment.a), (self.b, self.alignment.b)):
+        for reader, sites, manifest in zip((self.a, self.b), self.sites, self.manifests, strict=True):
             steps = reader.entries["step"].tolist()
             begins = sites.are(Kind.PARAM, Phase.START).any() and not sites.are(Phase.OPTIMIZER).any()
-            updates = begins and len(steps) > 1 and not self.is_whole
-            sides.append(bool(updates and At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START)))
+            asked = begins and len(steps) > 1 and not self.is_whole
+            by_hand = bool(asked and At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START))
+            sides.append(by_hand or (is_list(manifest) and not self.is_whole))
         return sides[0], sides[1]
 
     @cached_property
@@ -129,8 +130,8 @@ class Comparison(Sides):
         random = alignment.are(Kind.RNG)
         alone = alignment.are(*ACTIVATIONS) | alignment.evaluating
         if self.match.is_port:
-            alone = np.ones(alignment.size, np.bool_)
-        named = (alignment.names_a, alignment.names_b)
+            alone = np.ones(len(alignment), np.bool_)
+        named = alignment.names
         held = _named_in(self.a.modules, self.rename or str), _named_in(self.b.modules, str)
         one, two = (with_ancestors(names | more) for names, more in zip(named, held, strict=True))
         missing = (named[0] | named[1]) - (one & two)
@@ -221,7 +222,7 @@ class Comparison(Sides):
 
         Where `fqn` is given, only those of that name.
         """
-        every, by_fqn = range(self.alignment.size), self.alignment.by_fqn
+        every, by_fqn = range(len(self.alignment)), self.alignment.by_fqn
         sites = np.array(every if fqn is None else by_fqn.get(fqn, []), dtype=np.int64)
         return np.asarray(sites[self.alignment.are(kind, *phases, sites=sites)])
 

@@ -124,11 +124,6 @@ class Cause(NamedTuple):
     subject: str = ""
     instead: str = ""
 
-    @property
-    def has_grown(self) -> bool:
-        """Whether any evidence is WITHIN: then the divergence may have grown from a tolerated difference."""
-        return bool(with_state(self.evidence, Known.WITHIN))
-
     def rests_on(self, *things: Thing) -> list[Evidence]:
         """The facts about any of these things, in order."""
         return [fact for fact in self.evidence if fact.thing in things]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -154,14 +155,10 @@ def _scalar(batch: StepBatch, row: int) -> float | None:
 
     A text that is no number makes it None.
     """
-    try:
-        if batch.text[row]:
-            return float(batch.text[row])
-    except ValueError:
-        return None
-    mean = batch.floats.get("mean")
-    value = None if mean is None else float(mean[row])
-    return None if value is None or np.isnan(value) else value
+    with suppress(ValueError, KeyError):
+        value = float(batch.text[row] or batch.floats["mean"][row])
+        return None if np.isnan(value) else value
+    return None
 
 
 # --- over time

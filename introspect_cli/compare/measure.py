@@ -127,11 +127,7 @@ class Records:
     def lacks_sketch(self) -> Mask:
         """Whether each record has no sketch: none was wanted, or its step was lean."""
         sketch = self.batch.sketch
-        if sketch is None:
-            return np.ones(len(self.rows), np.bool_)
-        lacks = np.isnan(sketch[self.rows, 0])
-        lacks[lacks] = np.isnan(sketch[self.rows[lacks]]).all(axis=1)
-        return np.asarray(lacks)
+        return np.asarray(np.isnan(sketch[self.rows]).all(axis=1) if sketch is not None else self.rows >= 0)
 
     @cached_property
     def norms(self) -> Floats:
@@ -235,19 +231,19 @@ def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None
     return (k, "bfloat16") if 0.2 <= k <= 1.2 and ROUNDING[layout] < ROUNDING["bfloat16"] else None
 
 
-def distance_of(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float | None:
+def distance_of(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
     """Relative L2 distance of two whole tensors of one shape: over the larger of their norms, 0 if both are 0.
 
-    Elements that are not finite in one or both are left out; None where these are not the same in both (NaN equals
+    Elements that are not finite in one or both are left out; NaN where these are not the same in both (NaN equals
     NaN), or a dtype is not numeric.
     """
     kinds = a.dtype.kind + b.dtype.kind
     if kinds.strip("biufc"):
-        return None
+        return np.nan
     one, two = (side.ravel().astype(np.complex128 if "c" in kinds else np.float64) for side in (a, b))
     finite = np.isfinite(one) & np.isfinite(two)
     if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
-        return None
+        return np.nan
     one, two = one[finite], two[finite]
     scale = max(float(np.linalg.norm(one)), float(np.linalg.norm(two)))
     return 0.0 if scale == 0 else float(np.linalg.norm(one - two)) / scale

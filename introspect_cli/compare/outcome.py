@@ -46,7 +46,7 @@ from introspect_cli.compare.table import (
 )
 from introspect_cli.compare.watched import observed_kinds
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site
-from introspect_cli.texts import begin_alike, count
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,9 +92,11 @@ class RankOutcome:
 
     rank: int
     paired: Paired
+    match: Correspondence = field(default_factory=Correspondence)
+    offset: int = 0
+    evaluation: bool | None = None
     notes: list[str] = field(default_factory=list)
     structural: bool = False
-    offset: int = 0
     tally: Counter[str] = field(default_factory=Counter)
     listed: list[Divergence] = field(default_factory=list)
     first: Divergence | None = None
@@ -105,7 +107,6 @@ class RankOutcome:
     heat: Heat | None = None
     structure: Structure | None = None
     unrecorded: int | None = None
-    match: Correspondence = field(default_factory=Correspondence)
     unused_note: str = ""
     results: frozenset[Kind] | None = None
     hidden: frozenset[Kind] = frozenset()
@@ -117,7 +118,6 @@ class RankOutcome:
     origins: list[tuple[Divergence, Cause]] = field(default_factory=list)
     lost: list[Divergence] = field(default_factory=list)
     learned: Learned = field(default_factory=Learned)
-    evaluation: bool | None = None
     parts: dict[bool, RankOutcome] = field(default_factory=dict)
 
 
@@ -148,19 +148,14 @@ def watches_results(*manifests: dict[str, Any]) -> bool:
 _DISAGREEING = (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B)
 
 
-def results_agree(table: Table) -> bool:
+def results_agree(table: Table) -> bool | None:
     """Whether any result (`_result_kinds`) of the step agrees; results that differ are not looked at.
 
-    Losses alone do not suffice if either run recorded other results.
+    Losses alone do not suffice if either run recorded other results. None where neither recorded any.
     """
     agree = _result_kinds(table.alignment, table.site[table.agreeing])
-    recorded = [_result_kinds(table.alignment, sites) for sites in (table.sites_a, table.sites_b)]
-    return bool(agree - {Kind.LOSS} or (agree and not any(kinds - {Kind.LOSS} for kinds in recorded)))
-
-
-def records_results(table: Table) -> bool:
-    """Whether either run recorded a result (`_result_kinds`) in the step."""
-    return any(_result_kinds(table.alignment, sites) for sites in (table.sites_a, table.sites_b))
+    recorded = _result_kinds(table.alignment, table.sites_a) | _result_kinds(table.alignment, table.sites_b)
+    return bool(agree - {Kind.LOSS} or (agree and not recorded - {Kind.LOSS})) if recorded else None
 
 
 def _result_kinds(alignment: Alignment, unions: Ids) -> frozenset[Kind]:
@@ -235,19 +230,13 @@ class Structure:
 
         A saved file whose name one run alone has is left out. In `causes` nothing else diverges.
         """
-        others = (self.alignment.names_b, self.alignment.names_a)
+        others = self.alignment.names[::-1]
         for only, half, names in zip(self.only, causes.halves, others, strict=True):
             sites = half.sites[half.only]
             saved = set(sites[self.alignment.are(Kind.PRODUCT, sites=sites)].tolist())
             only.update((s, None) for s in sites.tolist() if s not in saved or self.alignment.fqn[s] in names)
         for union in causes.differing_sites.tolist():
             self.random.setdefault(self.alignment.fqn[union], causes.step)
-
-    @property
-    def differs(self) -> bool:
-        """Whether there is any renaming by value, one-sided site or evaluation, or random state."""
-        renamed = any(not new.name.endswith(DISPLACED) for new in self.match.renamed.values())
-        return bool(renamed or any(self.only) or self.random or self.evaluations)
 
 
 def changes_of(structure: Structure, *, same: bool) -> tuple[StructureChange, ...]:
@@ -266,11 +255,10 @@ def changes_of(structure: Structure, *, same: bool) -> tuple[StructureChange, ..
     note = "and nothing recorded depends on it" if same else ""
     layers: dict[tuple[str, int], list[str]] = defaultdict(list)
     for name, step in structure.random.items():
-        layers[star(name.split(".")), step].append(name)
+        layers[star(name), step].append(name)
     for (pattern, step), members in layers.items():
-        name = pattern if len(members) > 1 else members[0]
-        states = "random states" if len(members) > 1 else "random state"
-        text = f"the {states} of {name} {'differ' if len(members) > 1 else 'differs'} from step {step} on"
+        name, one = pattern if members[1:] else members[0], not members[1:]
+        text = f"the random state{'s' * (not one)} of {name} differ{'s' * one} from step {step} on"
         changes.append(StructureChange("random", name, name, text, note))
     return tuple(changes)
 
@@ -326,21 +314,14 @@ def _rename_changes(match: Correspondence) -> list[StructureChange]:
 
 
 def starred(old: str, new: str) -> tuple[str, str]:
-    """Both names with their numeric components as `*`.
-
-    Where the numbers of the two differ, only in the components that both names begin with.
-    """
-    one, two = old.split("."), new.split(".")
-    numbers = [[part for part in parts if part.isdecimal()] for parts in (one, two)]
-    if numbers[0] != numbers[1]:
-        same = begin_alike(one, two)
-        return star(one[:same], one[same:]), star(two[:same], two[same:])
-    return star(one), star(two)
+    """Both names with their numeric components as `*`; unchanged where the numbers of the two differ."""
+    one, two = ([part for part in name.split(".") if part.isdecimal()] for name in (old, new))
+    return (star(old), star(new)) if one == two else (old, new)
 
 
-def star(parts: Sequence[str], rest: Sequence[str] = ()) -> str:
-    """Dotted name of `parts`, the numeric ones as `*`, followed by `rest` unchanged."""
-    return ".".join(["*" if part.isdecimal() else part for part in parts] + list(rest))
+def star(name: str) -> str:
+    """A dotted name with its numeric components as `*`."""
+    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
 # --- what one run only has
@@ -354,7 +335,7 @@ def _one_sided_changes(structure: Structure) -> list[StructureChange]:
     """
     alignment, changes = structure.alignment, list[StructureChange]()
     for side, only, names, around in zip(
-        "ab", structure.only, (alignment.names_b, alignment.names_a), alignment.around[::-1], strict=True
+        "ab", structure.only, alignment.names[::-1], alignment.around[::-1], strict=True
     ):
         subjects: dict[str, set[int]] = defaultdict(set)
         for union in only:
@@ -366,7 +347,7 @@ def _one_sided_changes(structure: Structure) -> list[StructureChange]:
         for name in sorted(subjects, key=names.__contains__):
             if name not in names or owner_of(name) not in subjects.keys() & names:
                 text = _one_sided_text(alignment, side, name, subjects[name], names, around)
-                groups[text, star(name.split("."))].append(name)
+                groups[text, star(name)].append(name)
         for (text, pattern), members in groups.items():
             name = pattern if len(members) > 1 else members[0]
             calls, told = members[0] in names, text.replace("{}", name)
@@ -411,7 +392,7 @@ _OF_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STAT
 _FORWARD = (Phase.DATA, Phase.FORWARD, Phase.EVAL, Phase.LOSS)
 _PHASE_ORDER = {phase_code(phase): place for place, phase in enumerate(_FORWARD)}
 _MOST_COLUMNS = 400
-_UNMEASURED = 1.0  # differs, by how much is not known
+_UNMEASURED = float(np.nextafter(1.0, 2.0))  # differs, by how much is not known: told as 1
 _RANDOM = "random state: "
 
 
@@ -430,7 +411,7 @@ class Heat:
         self.fold = max(1, -(-len(steps) // _MOST_COLUMNS))
         self.steps = list(steps)[:: self.fold]
         rows: dict[str, int] = {}
-        self.row_of = np.full(alignment.size, -1, dtype=np.int64)
+        self.row_of = np.full(len(alignment), -1, dtype=np.int64)
         places = [_PHASE_ORDER.get(phase, 9) for phase in alignment.phase.tolist()]
         for union in np.argsort(places, kind="stable").tolist():
             kind, name = KINDS[alignment.kind[union]], alignment.fqn[union]
@@ -441,31 +422,25 @@ class Heat:
             if kind not in SETTING_KINDS:
                 self.row_of[union] = rows.setdefault(name, len(rows))
         self.modules = tuple(rows)
-        every = np.full(alignment.size, True)
-        self.layers = every, alignment.are(*_FORWARD)
-        self.values = np.zeros((2, len(rows), len(self.steps)))  # of all, of the forward pass
-        self.unknown = self.values.astype(np.bool_)
+        self.in_forward = alignment.are(*_FORWARD).astype(np.int64)
+        self.values = np.zeros((2, len(rows), len(self.steps)))  # of the rest, of the forward pass
 
     def add(self, place: int, table: Table) -> None:
         """Raise the cells of a diverging step's column, in place.
 
-        Records of one run alone count as infinitely far; unknown distances count as 1, and are marked as unknown. Other
-        distances count as 1e-12 at least. Sites without a row are skipped.
+        Records of one run alone count as infinitely far, unknown distances as `_UNMEASURED`, others as 1e-12 at least.
+        Sites without a row are skipped.
 
         Args:
             place: index of the step among the compared ones.
             table: the step after all passes.
         """
-        far, column = table.relative(), place // self.fold
-        unions = np.concatenate([table.differing_sites, table.sites_a[table.only_a], table.sites_b[table.only_b]])
-        rel, rows = np.full(len(unions), np.inf), self.row_of[unions]
-        rel[: len(far)] = np.where(np.isfinite(far), np.maximum(far, 1e-12), np.nan)
-        unknown = np.isnan(rel)
-        rel[unknown] = _UNMEASURED
-        for layer, values, marks in zip(self.layers, self.values, self.unknown, strict=True):
-            kept = (rows >= 0) & layer[unions]
-            np.maximum.at(values[:, column], rows[kept], rel[kept])
-            marks[rows[kept & unknown], column] = True
+        rows, rel = np.flatnonzero(table.diverging), np.full(table.diverged, np.inf)
+        far = table.relative()
+        rel[table.state[rows] == DIFFERENT] = np.where(np.isfinite(far), np.maximum(far, 1e-12), _UNMEASURED)
+        kept = self.row_of[table.site[rows]] >= 0
+        unions, column = table.site[rows[kept]], self.values[:, :, place // self.fold]
+        np.maximum.at(column, (self.in_forward[unions], self.row_of[unions]), rel[kept])
 
     def result(self) -> DivergenceMap:
         """The finished map; rows of generators that never differ are left out.
@@ -475,18 +450,17 @@ class Heat:
         the value stands for an unknown distance.
         """
         shown = [
-            row for row, name in enumerate(self.modules) if not name.startswith(_RANDOM) or self.values[0, row].any()
+            row for row, name in enumerate(self.modules) if not name.startswith(_RANDOM) or self.values[:, row].any()
         ]
-        in_forward = self.values[1].any(axis=1, keepdims=True)
-        values = np.where(in_forward, self.values[1], self.values[0])[shown]
-        unmeasured = np.where(in_forward, self.unknown[1], self.unknown[0])[shown] & (values == _UNMEASURED)
-        behind = (values == 0) & (self.values[0, shown] != 0)
+        rest, forward = self.values[:, shown]
+        passes = forward.any(axis=1, keepdims=True)
+        values = np.where(passes, forward, rest)
         return DivergenceMap(
             modules=tuple(self.modules[row] for row in shown),
             steps=tuple(self.steps),
-            values=tuple(map(tuple, values.tolist())),
-            behind=tuple(map(tuple, behind.tolist())),
-            unmeasured=tuple(map(tuple, unmeasured.tolist())),
+            values=tuple(map(tuple, np.where(values == _UNMEASURED, 1.0, values).tolist())),
+            behind=tuple(map(tuple, (passes & (forward == 0) & (rest != 0)).tolist())),
+            unmeasured=tuple(map(tuple, (values == _UNMEASURED).tolist())),
         )
 
 
@@ -527,20 +501,3 @@ def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
             rel = far.get(row, np.nan)
             cells.append(StripCell(strip, site, word, rel if np.isfinite(rel) else None))
     return tuple(cells)
-
-
-def drawn_one_sided_start(step: Step) -> int | None:
-    """Position of the first start tensor that differs, if one run alone has it and a parameter before it is equal.
-
-    None otherwise. Drawing such a tensor moves the generator, so later tensors differ; an equal one before shows that
-    the seed is the same.
-    """
-    for position, site in enumerate(step.sites):
-        if site.phase is not Phase.START or site.kind not in frozenset({Kind.PARAM, Kind.BUFFER}):
-            continue
-        if not step.is_one_sided(position):
-            return None
-        equal = (step.state == EQUAL) & (step.table.order_of < step.divergences.order[position])
-        before = np.isin(step.of(Kind.PARAM, frozenset({Phase.START})), np.flatnonzero(equal))
-        return position if before.any() else None
-    return None

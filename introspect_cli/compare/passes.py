@@ -47,7 +47,6 @@ What was not recorded is never taken to agree.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -77,8 +76,10 @@ from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning
 from introspect_cli.compare.steps import are_of_one_dtype, gathered_agree
 from introspect_cli.compare.table import (
     ABSENT,
+    CUT,
     DIFFERENT,
     EQUAL,
+    EVALUATING,
     FLOWING_BACK,
     MODULE_KINDS,
     NOT_SEEN,
@@ -87,7 +88,6 @@ from introspect_cli.compare.table import (
     UNUSED,
     WITHIN,
     Alignment,
-    Because,
     Learned,
     Table,
     among,
@@ -98,7 +98,7 @@ from introspect_cli.compare.table import (
 from introspect_cli.compare.watched import STATE_KINDS, is_list, is_ordered, stopped_within
 from introspect_cli.compare.wholes import autocasts
 from introspect_cli.derived import ROUNDING
-from introspect_cli.records import Joined, Kind, Phase, Status
+from introspect_cli.records import Joined, Kind, Phase, Site, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     """The table of one step, with a row for each record of a, of b or of both, by site; reads both steps.
 
     Where one run alone is a list or updates by hand, start values that only it has in the step are copied for the other
-    from the end of the other's previous step (`Table.left`). Calls that one run makes more often are renumbered
-    (`paired_calls`). Where only b's records are in the order of computation, a's get that order.
+    from the end of the other's previous step. Calls that one run makes more often are renumbered (`paired_calls`).
+    Where only b's records are in the order of computation, a's get that order.
 
     Args:
         comparison: the rank of both runs.
@@ -125,24 +125,24 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     """
     alignment = comparison.alignment
     readers, columns, steps = (comparison.a, comparison.b), (alignment.a, alignment.b), (step_a, step_b)
-    batches, left = [comparison.a.read(step_a), comparison.b.read(step_b)], np.empty(0, np.int64)
-    listing = [is_list(one) or by_hand for one, by_hand in zip(comparison.manifests, comparison.by_hand, strict=True)]
-    if listing[0] != listing[1] and not comparison.is_whole:
-        side, listed = int(listing[0]), int(listing[1])
+    batches = comparison.a.read(step_a), comparison.b.read(step_b)
+    lists = comparison.lists_starts
+    if lists[0] != lists[1]:
+        side, listed = int(lists[0]), int(lists[1])
         before, wanted = At(readers[side], columns[side], steps[side] - 1), alignment.ids[listed][batches[listed].site]
-        batches[side], left = with_copied_starts(alignment, side, before, batches[side], wanted)
+        copied = with_copied_starts(alignment, side, before, batches[side], wanted)
+        batches = (batches[0], copied) if side else (copied, batches[1])
     if not comparison.is_whole and len(batches[0]) != len(batches[1]):
-        batches[0], batches[1] = paired_calls((alignment.a, alignment.b), (batches[0], batches[1]))
-    table = table_of(alignment, comparison.compared, steps, (batches[0], batches[1]), comparison.layouts)
-    in_order = [is_ordered(manifest) for manifest in comparison.manifests]
-    if in_order == [False, True]:
+        batches = paired_calls(columns, batches)
+    table = table_of(alignment, comparison.compared, steps, batches, comparison.layouts)
+    if [is_ordered(manifest) for manifest in comparison.manifests] == [False, True]:
         table = replace(table, a=_in_order_of_b(table))
-    return replace(table, chosen=comparison.chosen[table.site], left=left)
+    return replace(table, chosen=comparison.chosen[table.site])
 
 
 def _in_order_of_b(table: Table) -> StepBatch:
     """Records of a, renumbered in the order of b's; those that b lacks come last, in a's order."""
-    place = np.full(table.alignment.size, np.iinfo(np.int64).max)
+    place = np.full(len(table.alignment), np.iinfo(np.int64).max)
     place[table.sites_b] = table.b.sequence
     order = np.lexsort((table.a.sequence, place[table.sites_a]))
     sequence = np.empty(len(order), np.uint32)
@@ -172,7 +172,7 @@ def table_of(
     """
     a, b = batches
     site_a, site_b = a.site.astype(np.int64), alignment.b_ids[b.site]
-    place = np.full(alignment.size, -1, dtype=np.int64)
+    place = np.full(len(alignment), -1, dtype=np.int64)
     place[site_a] = np.arange(len(site_a))
     partner = place[site_b]
     both_b, alone_b = np.flatnonzero(partner >= 0), np.flatnonzero(partner < 0)
@@ -202,10 +202,8 @@ def table_of(
         row_a=row_a,
         row_b=row_b,
         state=state.astype(np.int8),
-        because=np.where(blind & counts, Because.NOT_OBSERVED, Because.RECORDS).astype(np.int8),
         chosen=counts,
         cause=np.zeros(len(site), np.bool_),
-        left=np.empty(0, dtype=np.int64),
         layouts=layouts,
     )
 
@@ -229,12 +227,12 @@ def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> t
 
     Could not: left out by options, unobservable, in an evaluation, or after the other run was stopped. Rows that only a
     run made of a list of values has become NOT_SEEN. In the step at which a resumed run begins, diverging batches and
-    random states of parts that it restored become ABSENT if one-sided, else NOT_SEEN; not with `strict`.
+    random states of parts that it restored become ABSENT; not with `strict`.
     """
-    for place, state in enumerate((ONLY_A, ONLY_B)):
-        rows = np.flatnonzero(table.state == state)
+    for place, half in enumerate(table.halves):
+        rows = np.flatnonzero(table.state == half.alone)
         if is_list(comparison.manifests[place]) and not comparison.match.is_port:
-            table = table.marked(rows, NOT_SEEN, Because.LISTED)
+            table = table.marked(rows, NOT_SEEN)
         elif len(rows):
             counts = comparison.covered[place][table.site[rows]]
             counts[counts] = ~_unobservable(table.alignment, table.site[rows[counts]], table.halves[1 - place])
@@ -246,25 +244,22 @@ def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> t
 
 
 def _without_cut(table: Table, comparison: Comparison) -> Table:
-    """Mark rows of one run ABSENT that come after the last common record, if the other was stopped within this step."""
-    one, two = comparison.manifests
-    both = ~table.one_sided
-    for state, row, batch, stopped in (
-        (ONLY_A, table.row_a, table.a, stopped_within(two) and comparison.b.last_step == table.step_b),
-        (ONLY_B, table.row_b, table.b, stopped_within(one) and comparison.a.last_step == table.step),
+    """Mark rows of one run CUT that come after the last common record, if the other was stopped within this step."""
+    readers, both = (comparison.b, comparison.a), ~table.one_sided
+    for half, other, reader, step in zip(
+        table.halves, comparison.manifests[::-1], readers, (table.step_b, table.step), strict=True
     ):
-        if stopped and len(batch):
-            sequence = np.asarray(batch.sequence, np.int64)[row]
-            after = sequence > sequence[both].max(initial=-1)
-            table = table.marked((table.state == state) & after, ABSENT, Because.CUT)
+        if stopped_within(other) and reader.last_step == step and len(half.batch):
+            sequence = np.asarray(half.batch.sequence, np.int64)[half.row]
+            table = table.marked((table.state == half.alone) & (sequence > sequence[both].max(initial=-1)), CUT)
     return table
 
 
 def _without_restored(table: Table, comparison: Comparison) -> Table:
-    """In the step at which a resumed run begins, mark diverging batches and start random states ABSENT or NOT_SEEN.
+    """In the step at which a resumed run begins, mark diverging batches and start random states ABSENT.
 
     Only those of parts that were restored: a script may read batches and draw numbers to get to where it goes on.
-    One-sided rows become ABSENT, others NOT_SEEN. Nothing with `strict`.
+    Nothing with `strict`.
     """
     resumes = not comparison.options.strict and comparison.is_resume_step(table.step)
     parts = comparison.resumption.parts if resumes and comparison.resumption is not None else ()
@@ -272,9 +267,8 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
     if not restored:
         return table
     rows = np.flatnonzero(table.diverging & table.are(Kind.RNG, Kind.BATCH, Phase.START, Phase.DATA)).tolist()
-    held = np.array([row for row in rows if any(holds_part(table.named(row), part) for part in restored)], np.int64)
-    alone = table.one_sided[held]
-    return table.marked(held[alone], ABSENT).marked(held[~alone], NOT_SEEN)
+    held = [row for row in rows if any(holds_part(table.named(row), part) for part in restored)]
+    return table.marked(np.array(held, np.int64), ABSENT)
 
 
 def _unobservable(alignment: Alignment, sites: Ids, other: Half) -> Mask:
@@ -308,7 +302,7 @@ def _roots_of(alignment: Alignment, sites: Ids, *kinds: Kind) -> set[str]:
 
 
 def _without_evaluation(table: Table, comparison: Comparison) -> Table:
-    """Mark one-sided evaluation rows ABSENT if only one run evaluates in the step; those of start values in any case.
+    """Mark one-sided evaluation rows EVALUATING if one run alone evaluates in the step; start values in any case.
 
     Nothing with `strict`.
     """
@@ -317,7 +311,7 @@ def _without_evaluation(table: Table, comparison: Comparison) -> Table:
         return table
     every = not all(evaluates(table))
     alone = table.diverging & table.one_sided & alignment.evaluating[table.site]
-    return table.marked(alone & (table.are(Phase.START) | every), ABSENT, Because.EVALUATION)
+    return table.marked(alone & (table.are(Phase.START) | every), EVALUATING)
 
 
 def evaluates(table: Table) -> tuple[bool, bool]:
@@ -353,7 +347,7 @@ def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> 
     Where ranks or calls are put together, the tolerance does not let module values of two dtypes pass.
     """
     options, after = comparison.options, learned
-    if options.rtol_fine and _first_coarse(table)[0] < np.inf:
+    if options.rtol_fine and _first_coarse(table) < np.inf:
         after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:
         (one, two), (distance, scale) = table.both(), table.distances()
@@ -363,7 +357,7 @@ def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> 
         lean = (one.lacks_sketch | two.lacks_sketch) & (one.layout("shape") == two.layout("shape"))
         if one.batch.sketch is not None and two.batch.sketch is not None and lean.any():
             lean &= alike & ~near & _within_tolerance(table, learned, comparison, least_distances(one, two), scale)
-            table = table.marked(table.differing[lean], NOT_SEEN, Because.LEAN)
+            table = table.marked(table.differing[lean], NOT_SEEN)
             near = near[~lean]
         table = table.marked(table.differing[near], WITHIN)
     if len(table.differing) and comparison.floors:
@@ -388,43 +382,33 @@ def accept_form(table: Table, learned: Learned, comparison: Comparison) -> tuple
     numel, shapes, tensor = *map(table.of_layouts, ("numel", "shape")), of_kinds(table.kinds, (*STATE_KINDS, Kind.GRAD))
     may = (numel[0] == numel[1]) & ((shapes[0] != shapes[1]) | (tensor & table.of_layouts("matrix")[0]))
     gradient = table.kinds == kind_code(Kind.GRAD)
-    rtol = np.where(gradient, 10.0, 1.0) * comparison.options.rtol
     values = np.array([table.statistic(name, rows) for name in _FORM])
-    size = np.abs(values[:2]).max(axis=(0, 1))
+    bound = np.where(gradient, 10.0, 1.0) * comparison.options.rtol * np.abs(values[:2]).max(axis=(0, 1))
     with np.errstate(invalid="ignore"):
-        near = may & (np.abs(values[:, 0] - values[:, 1]) <= rtol * size).all(axis=0)
-    near |= gradient & (table.relative() <= rtol)
+        near = may & (np.abs(values[:, 0] - values[:, 1]) <= bound).all(axis=0)
     return table.marked(rows[near], WITHIN), learned
 
 
 def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Floats:
     """The rtol of each DIFFERENT row, float64 (rows,): `rtol_fine` before anything coarse, `rtol` from then on.
 
-    Coarse is the first bfloat16 or float16 value of both runs, in this step or an earlier one; one of evaluation counts
-    for evaluation alone. Without `rtol_fine`, `rtol` throughout.
+    Coarse is the first bfloat16 or float16 value of both runs, in this step or an earlier one. Without `rtol_fine`,
+    `rtol` throughout.
     """
-    options, rows = comparison.options, table.differing
-    out = np.full(len(rows), options.rtol)
-    if not options.rtol_fine:
-        return out
-    trained, evaluated = _first_coarse(table)
-    if learned.coarse is not None and learned.coarse < table.step:
-        trained = evaluated = -np.inf
-    first = np.where(table.alignment.evaluating[table.site[rows]], min(trained, evaluated), trained)
-    out[table.order[rows] < first] = options.rtol_fine
+    options, out = comparison.options, np.full(len(table.differing), comparison.options.rtol)
+    if options.rtol_fine and (learned.coarse is None or learned.coarse >= table.step):
+        out[table.order[table.differing] < _first_coarse(table)] = options.rtol_fine
     return out
 
 
-def _first_coarse(table: Table) -> tuple[float, float]:
-    """(in training, in evaluation) the order of the first value that is bfloat16 or float16 in both runs.
+def _first_coarse(table: Table) -> float:
+    """The order of the first value that is bfloat16 or float16 in both runs; inputs, batches and buffers do not count.
 
-    Inf for none. Inputs, batches and buffers do not count.
+    Infinity for none.
     """
     both = np.flatnonzero(~table.one_sided & table.are(*_COMPUTED))
-    coarse = both[np.fmin(*table.of_layouts("unit", both)) >= ROUNDING["float16"]]
-    evaluates = table.alignment.evaluating[table.site[coarse]]
-    order = table.order[coarse]
-    return float(order[~evaluates].min(initial=np.inf)), float(order[evaluates].min(initial=np.inf))
+    coarse = np.fmin(*table.of_layouts("unit", both)) >= ROUNDING["float16"]
+    return float(table.order[both[coarse]].min(initial=np.inf))
 
 
 def _within_tolerance(table: Table, learned: Learned, comparison: Comparison, distance: Floats, scale: Floats) -> Mask:
@@ -469,8 +453,6 @@ _UNRELATED = 0.05
 _MAX_ZERO_SHARE = 8.0
 
 _MEAN, _VARIANCE = ".running_mean", ".running_var"
-_PARAMETER_KINDS = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
-_MODULE_KINDS = (Kind.INPUT, Kind.OUTPUT)
 
 
 def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
@@ -483,48 +465,42 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
         return table, learned
     known = dict(learned.unsettled)
     for fqn, partly in _rounding_gradients(table, comparison).items():
-        since, was = known.get(fqn, (table.step, partly))
-        known[fqn] = min(table.step, since), partly and was
+        begun, was = known.get(fqn, (table.step, partly))
+        known[fqn] = min(table.step, begun), partly and was
     learned = learned._replace(unsettled=known)
-    names = {fqn: step for fqn, (step, _) in known.items() if step <= table.step}
-    some = {fqn: step for fqn, step in names.items() if known[fqn][1]}
-    rows = np.flatnonzero(table.state == DIFFERENT)
-    if not known or not len(rows):
+    since = {fqn: step for fqn, (step, _) in known.items() if step <= table.step}
+    rows, alignment = table.differing, table.alignment
+    if not since or not len(rows):
         return table, learned
-    alignment, sites = table.alignment, table.site[rows]
-    fqns = [alignment.fqn[site] for site in sites.tolist()]
-    kinds = alignment.kind[sites]
-    inputs = kinds == kind_code(Kind.INPUT)
-    held = of_kinds(kinds, _PARAMETER_KINDS) & among(fqns, names.keys() - some.keys())
+    fqns = [alignment.fqn[site] for site in table.site[rows].tolist()]
+    param, given, output = (of_kinds(table.kinds, [kind]) for kind in (Kind.PARAM, Kind.INPUT, Kind.OUTPUT))
+    held = param & among(fqns, since) & _within_updates(table, comparison, fqns, since)
+    held |= of_kinds(table.kinds, _PARAMETER_KINDS) & among(fqns, {fqn for fqn in since if not known[fqn][1]})
     # what a step before left of the parameter shows in what its module returns, where it was given the same
-    moved = {owner_of(fqn) for fqn, step in names.items() if step < table.step}
-    moved -= {fqns[place] for place in np.flatnonzero(inputs).tolist()}
-    returned = (kinds == kind_code(Kind.OUTPUT)) & among(fqns, moved)
-    values = table.a.checksum[table.row_a[rows]], table.b.checksum[table.row_b[rows]]
+    moved = {owner_of(fqn) for fqn, step in since.items() if step < table.step}
+    returned = output & among(fqns, moved - {fqns[place] for place in np.flatnonzero(given).tolist()})
+    values = [of_run.column("checksum") for of_run in table.both()]
     same = [np.isin(of_run, of_run[returned & (of_run != 0)]) for of_run in values]
-    given = of_kinds(kinds, _MODULE_KINDS) & same[0] & same[1]
     # running means take what is moved; another momentum or mode would show in the variance
     settled = {alignment.fqn[site] for site in table.site[table.agreeing].tolist()}
     means = [fqn.endswith(_MEAN) and fqn.removesuffix(_MEAN) + _VARIANCE in settled for fqn in fqns]
-    if some:
-        within = _within_updates(table, comparison, rows, fqns, some)
-        held |= (kinds == kind_code(Kind.PARAM)) & among(fqns, some) & within
     let_pass = learned.let_pass.union(fqns[place] for place in np.flatnonzero(held).tolist())
-    return table.marked(rows[held | returned | given | np.array(means, np.bool_)], WITHIN), learned._replace(
-        let_pass=let_pass
-    )
+    passes = held | returned | ((given | output) & same[0] & same[1]) | np.array(means, np.bool_)
+    return table.marked(rows[passes], WITHIN), learned._replace(let_pass=let_pass)
 
 
-def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[str], since: Mapping[str, int]) -> Mask:
-    """Mask of rows whose L2 distance optimizers can have made: twice the largest learning rate, per step and element.
+_PARAMETER_KINDS = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
 
-    The largest of either run, in its first settings or in this step. False where the distance is unknown.
+
+def _within_updates(table: Table, comparison: Comparison, fqns: list[str], since: Mapping[str, int]) -> Mask:
+    """Mask of DIFFERENT rows as far apart as optimizers can move them: twice the learning rate, per step and element.
+
+    It is the largest of either run, in its first settings or in this step. False where the distance is unknown.
 
     Args:
         table: the step.
         comparison: the rank of both runs.
-        rows: rows of the table that both runs have.
-        fqns: name of each of `rows`.
+        fqns: name of each row.
         since: by name, the first step in which its gradient was rounding; steps are counted from it.
     """
     runs = (comparison.tensors.a, comparison.tensors.b)
@@ -533,10 +509,10 @@ def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[
         if table.alignment.path[site].endswith("['lr']"):
             with suppress(ValueError):  # of what a run says, which anyone may have written
                 rates += [float(table.plain(site, side) or 0.0) for side in "ab"]
-    distance, numel = table.distances(rows)[0], table.of_layouts("numel", rows)[0]
     steps = np.array([table.step - since.get(fqn, table.step) + 1 for fqn in fqns])
     with np.errstate(invalid="ignore"):
-        return np.asarray(distance <= 2 * max(rates, default=0.0) * steps * np.sqrt(numel))
+        far = 2 * max(rates, default=0.0) * steps * np.sqrt(table.of_layouts("numel")[0])
+        return np.asarray(table.distances()[0] <= far)
 
 
 def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]:
@@ -544,48 +520,37 @@ def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]
 
     Of all: its size is a few roundings of its module's largest gradient, and a's and b's are farther apart than
     `_UNRELATED`. Of some: a bias that agrees, and whose smallest element is so small (as in one bias for queries, keys
-    and values). Empty where all gradients of the step are equal, or either run did not keep `absmin`.
+    and values). Empty where all gradients of the step are equal; none is partly so where `absmin` was not kept.
     """
     alignment = table.alignment
     rows = np.flatnonzero(table.are(Kind.GRAD, Phase.OPTIMIZER) & ~table.one_sided)
-    if (
-        not np.isin(table.state[rows], (DIFFERENT, WITHIN)).any()
-        or "absmin" not in table.a.floats.keys() & table.b.floats.keys()
-    ):
+    if not np.isin(table.state[rows], (DIFFERENT, WITHIN)).any():
         return {}
-    sides = table.both(rows)
-    sizes = np.array([of_run.norms / np.sqrt(np.maximum(of_run.layout("numel"), 1.0)) for of_run in sides])
-    units = np.fmax(*table.of_layouts("unit", rows))
-    zeros = np.maximum(*(of_run.count("zeros") for of_run in sides))  # a unit that is switched off gives those
-    few = zeros <= sides[0].layout("numel") / _MAX_ZERO_SHARE
-    least, far = table.statistic("absmin", rows), table.relative(rows)
-    owners = [owner_of(alignment.fqn[site]) for site in table.site[rows].tolist()]
-    largest: dict[str, float] = {}
-    for owner, size in zip(owners, np.fmax(*sizes).tolist(), strict=True):
-        largest[owner] = max(largest.get(owner, 0.0), size)
-    coarse = np.array([[_HALF_UNIT * autocasts(run)] for run in (comparison.tensors.a, comparison.tensors.b)])
-    bound = np.maximum(_MAX_ROUNDINGS * units, coarse) * np.array([largest[owner] for owner in owners])
-    flat = np.array([len(comparison.a.layouts[at].shape) == 1 for at in sides[0].column("layout").tolist()], np.bool_)
-    with np.errstate(invalid="ignore"):
-        whole = (sizes <= bound).all(axis=0) & (far > _UNRELATED)
-        partly = flat & few & (least <= bound).all(axis=0) & (table.state[rows] != DIFFERENT)
+    sides, numel = table.both(rows), table.of_layouts("numel", rows)[0]
+    sizes = np.array([of_run.norms for of_run in sides]) / np.sqrt(np.maximum(numel, 1.0))
+    few = np.maximum(*(of_run.count("zeros") for of_run in sides)) <= numel / _MAX_ZERO_SHARE  # else it is switched off
     names = [alignment.fqn[site] for site in table.site[rows].tolist()]
-    return {
-        name: not all_of_it for name, all_of_it, some in zip(names, whole, partly, strict=True) if all_of_it or some
-    }
+    largest: dict[str, float] = defaultdict(float)
+    for name, size in zip(names, np.fmax(*sizes).tolist(), strict=True):
+        largest[owner_of(name)] = max(largest[owner_of(name)], size)
+    coarse = np.array([[_HALF_UNIT * autocasts(run)] for run in (comparison.tensors.a, comparison.tensors.b)])
+    bound = np.maximum(_MAX_ROUNDINGS * np.fmax(*table.of_layouts("unit", rows)), coarse)
+    bound = bound * np.array([largest[owner_of(name)] for name in names])
+    bias = few & ~sides[0].layout("matrix") & (table.state[rows] != DIFFERENT)
+    with np.errstate(invalid="ignore"):
+        whole = (sizes <= bound).all(axis=0) & (table.relative(rows) > _UNRELATED)
+        partly = bias & (table.statistic("absmin", rows) <= bound).all(axis=0)
+    every = zip(names, whole.tolist(), partly.tolist(), strict=True)
+    return {name: not all_of_it for name, all_of_it, some in every if all_of_it or some}
 
 
 def rounding_note(learned: Learned) -> list[str]:
     """One sentence on the parameters that `accept_rounding` let pass; [] for none."""
     names = sorted(learned.let_pass)
-    if not names:
-        return []
-    more, whose = "", "its module returns"
-    if names[1:]:
-        more, whose = f" and of {count(len(names) - 1, 'other parameter')}", "their modules return"
+    more = f" and of {count(len(names) - 1, 'other parameter')}" * bool(names[1:])
     partly = "of some elements nothing" if all(learned.unsettled[name][1] for name in names) else "nothing"
-    made = f"what the optimizer makes of that, and what {whose}, was not compared"
-    return [f"The gradient of {names[0]}{more} is {partly} but rounding in both runs: {made}."]
+    rests = "what the optimizer makes of that, and what modules return of it, was not compared"
+    return [f"The gradient of {names[0]}{more} is {partly} but rounding in both runs: {rests}."] if names else []
 
 
 # --- what nothing rests on
@@ -604,8 +569,7 @@ def drop_unused(table: Table, learned: Learned, comparison: Comparison) -> tuple
         return table, learned
     for edge in (_unused_sparse, _unused_backward, _unused_inputs, _unused_batches):
         rows = edge(table, comparison)
-        alone = table.one_sided[rows]
-        table = table.marked(rows[~alone], UNUSED).marked(rows[alone], ABSENT)
+        table = table.marked(rows[~table.one_sided[rows]], UNUSED).marked(rows[table.one_sided[rows]], ABSENT)
     return table, learned
 
 
@@ -618,21 +582,21 @@ def _agree(table: Table, rows: Ids | Mask) -> bool:
 # --- what rests on what
 
 
-def _fed_alike(table: Table, rows: Ids, rests: Ids, key: Callable[[int], object], agree: Mask) -> Ids:
+def _fed_alike(table: Table, rows: Ids, rests: Ids, agree: Mask, key: Callable[[Site], object]) -> Ids:
     """Those of `rows` on which some of `rests` rest, and all that do agree.
 
     Args:
         table: the step.
         rows: rows of the table.
         rests: rows that may rest on them.
-        key: of a site, what such rows have in common.
         agree: mask of the rows of the table that agree.
+        key: of a site, what such rows have in common.
     """
-    resting: dict[object, list[bool]] = defaultdict(list)
-    for row, site in zip(rests.tolist(), table.site[rests].tolist(), strict=True) if len(rows) else ():
-        resting[key(site)].append(bool(agree[row]))
-    each = [resting[key(site)] for site in table.site[rows].tolist()]
-    return np.asarray(rows[np.array([bool(states) and all(states) for states in each], np.bool_)])
+    resting = defaultdict[object, list[bool]](list)
+    for row in rests.tolist() if len(rows) else ():
+        resting[key(table.named(row))].append(bool(agree[row]))
+    each = [resting[key(table.named(row))] for row in rows.tolist()]
+    return rows[np.array([bool(states) and all(states) for states in each], np.bool_)]
 
 
 def _unused_sparse(table: Table, _comparison: Comparison) -> Ids:
@@ -640,7 +604,7 @@ def _unused_sparse(table: Table, _comparison: Comparison) -> Ids:
     rows = np.flatnonzero(table.are(Kind.GRAD, Phase.OPTIMIZER) & (table.state == DIFFERENT))
     rows = rows[np.not_equal(*table.of_layouts("stored", rows))]
     left = np.flatnonzero(table.are(Kind.PARAM, Kind.OPTIMIZER_STATE, Phase.OPTIMIZER))
-    return _fed_alike(table, rows, left, table.alignment.fqn.__getitem__, np.isin(table.state, _AGREEING))
+    return _fed_alike(table, rows, left, np.isin(table.state, _AGREEING), attrgetter("fqn"))
 
 
 def _unused_backward(table: Table, comparison: Comparison) -> Ids:
@@ -649,32 +613,43 @@ def _unused_backward(table: Table, comparison: Comparison) -> Ids:
     If losses differ, b's have to be one factor times a's, and so have backward gradients. Where batches are cut
     differently and a loss does not differ, also rows of batches and module values with another number of elements.
     """
-    differ = table.state == DIFFERENT
-    taken = table.are(Kind.GRAD, Phase.OPTIMIZER)
+    differ, losses = table.state == DIFFERENT, table.are(Kind.LOSS)
     left = table.are(Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.GRAD, Phase.OPTIMIZER)
-    if not _agree(table, taken) or (table.diverging & left).any():
+    if not _agree(table, table.are(Kind.GRAD, Phase.OPTIMIZER)) or (table.diverging & left).any():
         return np.empty(0, np.int64)
-    back, losses = differ & table.are(*FLOWING_BACK, Phase.BACKWARD), table.are(Kind.LOSS)
-    scaled = np.flatnonzero(differ & (losses | back))
+    back = differ & table.are(*FLOWING_BACK, Phase.BACKWARD)
+    scaled = np.flatnonzero((differ & losses) | back)
     if (differ & losses).any():
-        times = factor_of(table, scaled, comparison.options.rtol * bool(back.any()))
-        if not np.isfinite(times) or (table.are(*FLOWING_BACK).any() and not back.any()):
+        hidden = not back.any() and table.are(*FLOWING_BACK).any()
+        if hidden or not _is_multiple(table, scaled, comparison.options.rtol * bool(back.any())):
             return np.empty(0, np.int64)
-    if comparison.splits is None or not comparison.splits.differ:
-        return scaled
-    flowing = np.flatnonzero(differ & table.are(Kind.BATCH, Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK))
-    other = np.not_equal(*_element_counts(table, flowing))
-    return np.concatenate([scaled, flowing[other] if (losses & ~differ).any() else flowing[:0]])
+    cut = comparison.splits is not None and comparison.splits.differ and (losses & ~differ).any()
+    flowing = np.flatnonzero(differ & table.are(Kind.BATCH, Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK) & bool(cut))
+    return np.concatenate([scaled, flowing[_other_numbers(table, flowing)]])
 
 
-def _element_counts(table: Table, rows: Ids) -> tuple[Ids, Ids]:
-    """(in a, in b) the number of elements of each of these rows, summed over calls that were put together."""
+def _other_numbers(table: Table, rows: Ids) -> Mask:
+    """Mask of rows of both runs with another number of elements, summed over calls that were put together."""
     one, two = table.of_layouts("numel", rows)
     for numel, of_run in zip((one, two), table.both(rows), strict=True):
         if of_run.batch.elements is not None:
             known = of_run.column("elements")
             np.copyto(numel, known, where=known >= 0)
-    return one, two
+    return np.asarray(one != two)
+
+
+def _is_multiple(table: Table, rows: Ids, close: float) -> bool:
+    """Whether b is one factor (above 0, not 1) times a in all rows, by means and extrema to `close`, relative.
+
+    Args:
+        table: the step.
+        rows: rows of the table that both runs have.
+        close: relative tolerance; 0 for a factor that fits bit for bit, as a power of two does.
+    """
+    one, two = np.concatenate([table.statistic(name, rows) for name in ("mean", "min", "max")], axis=1)
+    with np.errstate(all="ignore"):
+        factor = two[0] / one[0]
+        return bool(0 < factor != 1 and np.allclose(two, one * factor, rtol=close, atol=0, equal_nan=True))
 
 
 def _unused_inputs(table: Table, _comparison: Comparison) -> Ids:
@@ -683,68 +658,32 @@ def _unused_inputs(table: Table, _comparison: Comparison) -> Ids:
     Outputs that differ by rounding count as agreeing too. Not where no output of the call is in both runs.
     """
     rows = np.flatnonzero(table.are(Kind.INPUT) & (table.state == DIFFERENT))
-    form = np.not_equal(*table.of_layouts("shape", rows))
-    form |= np.not_equal(*table.of_layouts("floating", rows))
-    rows, alignment = rows[form], table.alignment
+    form = np.not_equal(*table.of_layouts("shape", rows)) | np.not_equal(*table.of_layouts("floating", rows))
     outputs = np.flatnonzero(table.are(Kind.OUTPUT) & ~table.one_sided)
     agree, differ = np.isin(table.state, _AGREEING), outputs[table.state[outputs] == DIFFERENT]
     one, two = table.of_layouts("unit", differ)
     agree[differ] = (one == two) & (table.relative(differ) <= LEAST_BOUND * one)
-
-    def call_of(site: int) -> tuple[int, str, int]:
-        """Phase, module and call of a site."""
-        return int(alignment.phase[site]), alignment.fqn[site], int(alignment.call[site])
-
-    return _fed_alike(table, rows, outputs, call_of, agree)
+    return _fed_alike(table, rows[form], outputs, agree, attrgetter("phase", "fqn", "call"))
 
 
-def _unused_batches(table: Table, comparison: Comparison) -> Ids:
+def _unused_batches(table: Table, _comparison: Comparison) -> Ids:
     """Rows of diverging batches, if all inputs of root modules agree and so do the losses; else none.
 
     Without losses that agree, if each of these batches is one-sided or has another number of elements. Losses within a
-    tolerance do not suffice where anything after the forward pass diverges.
+    tolerance do not suffice where anything after the forward pass diverges: that hides labels.
     """
-    rows = np.flatnonzero(table.are(Kind.BATCH, Phase.DATA) & table.diverging)
+    rows, losses = np.flatnonzero(table.are(Kind.BATCH, Phase.DATA) & table.diverging), table.are(Kind.LOSS)
     given = np.flatnonzero(table.are(Kind.INPUT, Phase.FORWARD)) if len(rows) else rows
-    given = given[np.array(["." not in table.named(row).fqn for row in given.tolist()], np.bool_)]
-    losses = np.flatnonzero(table.are(Kind.LOSS))
-    if not _agree(table, given):
+    if not _agree(table, given[np.array(["." not in table.named(row).fqn for row in given.tolist()], np.bool_)]):
         return rows[:0]
-    after = table.diverging & table.are(*_AFTER_FORWARD)
-    settled = (table.state[losses] != WITHIN).all() or not after.any()  # a tolerance hides labels
-    if Kind.LOSS in comparison.kinds and _agree(table, losses) and settled:
+    after = (table.diverging & table.are(*_AFTER_FORWARD)).any()
+    if _agree(table, losses) and not (after and (table.state[losses] == WITHIN).any()):
         return rows
-    more = table.one_sided[rows]
-    more[~more] = np.not_equal(*_element_counts(table, rows[~more]))
-    return rows if more.all() else rows[:0]
+    both = rows[~table.one_sided[rows]]
+    return rows if _other_numbers(table, both).all() else rows[:0]
 
 
-# --- factors
-
-
-def factor_of(table: Table, rows: Ids, close: float) -> float:
-    """The factor c (above 0, not 1) where b is c times a in all rows, by means and extrema; NaN for none.
-
-    Args:
-        table: the step.
-        rows: rows of the table that both runs have.
-        close: relative tolerance for a c that is no power of two. A power of two has to fit bit for bit.
-    """
-    names = ("mean", "min", "max")
-    if any(name not in batch.floats for name in names for batch in (table.a, table.b)):
-        return np.nan
-    one, two = np.concatenate([table.statistic(name, rows) for name in names], axis=1)
-    with np.errstate(all="ignore"):
-        factor = float(two[0] / one[0])
-    close = 0.0 if math.frexp(factor)[0] == _POWER_OF_TWO else close
-    fits = factor > 0 and factor != 1 and np.allclose(two, one * factor, rtol=close, atol=0, equal_nan=True)
-    return factor if fits else np.nan
-
-
-_POWER_OF_TWO = 0.5
-"""What `frexp` leaves of a power of two."""
-
-
+# --- words
 # --- words
 
 
@@ -778,19 +717,18 @@ def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, Ste
         columns: sites of a and of b.
         batches: records of a and of b.
     """
-    given = [_values_by_call(*side, Kind.INPUT) for side in zip(columns, batches, strict=True)]
-    if not all(given):
-        given = [_values_by_call(*side, Kind.OUTPUT) for side in zip(columns, batches, strict=True)]
-    made = list(batches)
-    for longer, shorter in ((0, 1), (1, 0)):
-        numbers = {
-            (fqn, call): new
-            for fqn, calls in given[longer].items()
-            if len(calls) > len(given[shorter].get(fqn, calls))
-            for call, new in _new_numbers(calls, given[shorter][fqn]).items()
-        }
-        made[longer] = _renumbered(columns[longer], made[longer], numbers) if numbers else made[longer]
-    return made[0], made[1]
+    for kind in (Kind.INPUT, Kind.OUTPUT):
+        a, b = (_values_by_call(*side, kind) for side in zip(columns, batches, strict=True))
+        if a and b:
+            break
+    numbers: tuple[dict[tuple[str, int], int], ...] = {}, {}
+    for fqn in a.keys() & b.keys():
+        if len(a[fqn]) != len(b[fqn]):
+            shorter, longer = sorted((a[fqn], b[fqn]), key=len)
+            new = _new_numbers(longer, shorter)
+            numbers[longer is b[fqn]].update({(fqn, call): number for call, number in new.items()})
+    one, two = (_renumbered(*side) for side in zip(columns, batches, numbers, strict=True))
+    return one, two
 
 
 def _values_by_call(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given]:
@@ -835,6 +773,8 @@ def _renumbered(columns: Columns, batch: StepBatch, numbers: Mapping[tuple[str, 
         batch: its records of the step.
         numbers: (module, number of a call) to its new number.
     """
+    if not numbers:
+        return batch
     of_modules = columns.are(*MODULE_KINDS, Phase.FORWARD, Phase.BACKWARD)
     places = list(zip(columns.phase, columns.kind, columns.fqn, columns.call, columns.path, strict=True))
     at, new = {place: site for site, place in enumerate(places)}, np.arange(len(columns))

@@ -141,10 +141,8 @@ def repeated_values(sides: Sides, table: Table) -> Mask:
     return repeated
 
 
-def with_copied_starts(
-    alignment: Alignment, side: int, before: At, batch: StepBatch, other_union: Ids
-) -> tuple[StepBatch, Ids]:
-    """(a step's records, preceded by start values from the end of the previous step, union numbers of what was added).
+def with_copied_starts(alignment: Alignment, side: int, before: At, batch: StepBatch, other_union: Ids) -> StepBatch:
+    """A step's records, preceded by start values from the end of the previous step.
 
     Added are tensors that the other run has at its start and this run has not. Unchanged where there are none, or the
     previous step is not on record.
@@ -165,9 +163,9 @@ def with_copied_starts(
         if union in own and tensor_of(alignment, union) in rows_of
     }
     if not left:
-        return batch, np.empty(0, dtype=np.int64)
+        return batch
     rows, numbers = np.array([*left.values()], np.int64), np.array([own[union] for union in left])
-    return prepend_rows(batch, before.batch, rows, numbers), np.array([*left], np.int64)
+    return prepend_rows(batch, before.batch, rows, numbers)
 
 
 def starts(alignment: Alignment, unions: Ids) -> Mask:

@@ -11,7 +11,6 @@ before a call is what the module computes with; unknown where the forward pass i
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,7 +18,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.evidence import Evidence, Known, Thing, joint_known, worst_of
-from introspect_cli.compare.measure import Ids, distance_of, has_nonfinite, plain_distance, proportion, size_of
+from introspect_cli.compare.measure import (
+    Ids,
+    distance_of,
+    has_nonfinite,
+    plain_distance,
+    proportion,
+    relative,
+    size_of,
+)
 from introspect_cli.compare.names import FORWARD, ancestors, owner_of, tree_at
 from introspect_cli.compare.result import Divergence
 from introspect_cli.compare.say import some
@@ -94,12 +101,10 @@ class Step:
         self.begins, self.learned = begins, learned
         self.sites = [table.alignment.site(site) for site in self.divergences.site.tolist()]
         self.is_gathered = comparison.is_whole
-        self._orders = self.divergences.order.tolist()
         self._tensors = [(name, -np.inf) for name in begins.names]
         self._first: dict[tuple[Phase, Kind], float] = {}
-        self._one_sided: dict[str, tuple[set[str], dict[str, int]]] = {}
         self._by_kind: dict[tuple[Kind, str], list[int]] = {}
-        for position, (site, order) in enumerate(zip(self.sites, self._orders, strict=True)):
+        for position, (site, order) in enumerate(zip(self.sites, self.divergences.order.tolist(), strict=True)):
             if site.kind is not Kind.PRODUCT:  # what was saved before is made of the same, and nothing is made of it
                 self._first.setdefault((site.phase, site.kind), order)
             self._by_kind.setdefault((site.kind, site.fqn), []).append(position)
@@ -131,10 +136,8 @@ class Step:
 
         False where both record operators.
         """
-        kinds = self.comparison.kinds
-        if Kind.OUTPUT not in kinds or Kind.OP_OUTPUT in kinds or any(self.modules):
-            return False
-        return not self.alignment.are(Kind.INPUT, Kind.OUTPUT).any()
+        recorded = {Kind.OUTPUT, Kind.OP_OUTPUT} & self.comparison.kinds == {Kind.OUTPUT}
+        return recorded and not (any(self.modules) or self.alignment.are(Kind.INPUT, Kind.OUTPUT).any())
 
     def known(self, sites: Ids | Sequence[int], before: float = np.inf, *, every: bool = False) -> Known:
         """What is known of these sites in this step together: the first of DIFFERS, FORM, WITHIN, EQUAL that any has.
@@ -167,25 +170,9 @@ class Step:
         """Whether any divergence whose phase is in `phases` comes before `order`; saved files do not count."""
         return any(at < order and phase in phases for (phase, _), at in self._first.items())
 
-    def anything_before(self, order: float) -> bool:
-        """Whether anything differs before `order`: a parameter or buffer as the step begins, or anything in the step.
-
-        Saved files do not count.
-        """
-        return bool(self.begins.names) or self.differs_before(order)
-
     def rng_differs(self) -> bool:
         """Whether any random state at the start of the step differs or is one-sided."""
         return (Phase.START, Kind.RNG) in self._first
-
-    def differs(self, phase: Phase, kind: Kind, fqn: str, call: int) -> bool:
-        """Whether any divergence of the step has this phase, kind, FQN and call, whatever its path."""
-        return (phase, kind, fqn, call) in self._calls
-
-    @cached_property
-    def _calls(self) -> frozenset[tuple[Phase, Kind, str, int]]:
-        """Phase, kind, FQN and call of the divergences: a recurrent cell is called thousands of times in a step."""
-        return frozenset((site.phase, site.kind, site.fqn, site.call) for site in self.sites)
 
     def differing(self, kind: Kind, fqn: str) -> list[int]:
         """Positions of the divergences with this kind and FQN, in order; [] for none."""
@@ -198,8 +185,9 @@ class Step:
         module, but not the module's own inputs, outputs and the like; its operators' outputs do. With ranks put
         together only those of modules below its name count, and its operators.
         """
-        first, last = bisect_left(self._orders, low), bisect_right(self._orders, high)
-        return any(site.phase in FORWARD and self._runs_inside(site, fqn) for site in self.sites[first:last])
+        order = self.divergences.order
+        among = slice(np.searchsorted(order, low), np.searchsorted(order, high, side="right"))
+        return any(site.phase in FORWARD and self._runs_inside(site, fqn) for site in self.sites[among])
 
     def _runs_inside(self, site: Site, fqn: str) -> bool:
         """Whether a record between the beginning and the end of a module's call was made inside it."""
@@ -207,20 +195,16 @@ class Step:
             return site.kind is Kind.OP_OUTPUT  # an operator runs inside its module
         return not self.is_gathered or site.fqn.startswith(f"{fqn}.")
 
-    def one_sided(self, side: str) -> tuple[set[str], dict[str, int]]:
-        """Of divergences that run `side` alone has: (their FQNs, by FQN and each ancestor the first position).
-
-        Positions are those in `divergences`. Computed once per side; not to be changed.
-        """
-        if side not in self._one_sided:
-            missing = self.divergences.row_b if side == "a" else self.divergences.row_a
-            names, inside = self._one_sided.setdefault(side, (set(), {}))
-            for position in np.flatnonzero(missing < 0).tolist():
-                name = self.sites[position].fqn
-                names.add(name)
-                for head in (name, *ancestors(name)):
-                    inside.setdefault(head, position)
-        return self._one_sided[side]
+    @cached_property
+    def one_sided(self) -> dict[str, tuple[set[str], dict[str, int]]]:
+        """Of divergences that run `a`, or `b`, alone has: (their FQNs, by FQN and each ancestor the first position)."""
+        found: dict[str, tuple[set[str], dict[str, int]]] = {"a": (set(), {}), "b": (set(), {})}
+        for position in np.flatnonzero(self.divergences.one_sided).tolist():
+            names, inside = found["a" if self.divergences.row_b[position] < 0 else "b"]
+            names.add(name := self.sites[position].fqn)
+            for head in (name, *ancestors(name)):
+                inside.setdefault(head, position)
+        return found
 
     # --- the last value of each tensor and setting
 
@@ -235,17 +219,17 @@ class Step:
             union: number of the site.
             side: `a` or `b`.
         """
-        table, alignment, second = self.table, self.alignment, side == "b"
+        alignment, second, path = self.alignment, side == "b", self.alignment.path[union]
         reader = self.comparison.b if second else self.comparison.a
-        batch, step = (table.b, table.step_b) if second else (table.a, table.step)
-        of = alignment.kind[union], alignment.path[union]
-        alike = [u for u in alignment.by_fqn[alignment.fqn[union]] if (alignment.kind[u], alignment.path[u]) == of]
-        now = table.number("sequence", union, side) or 0
+        half, step = self.table.halves[second], self.table.step_b if second else self.table.step
+        sites = self.of(KINDS[alignment.kind[union]], frozenset(Phase), alignment.fqn[union]).tolist()
+        alike = [site for site in sites if alignment.path[site] == path]
+        now = self.table.number("sequence", union, side) or 0
         for number in range(step, max(step - 1 - (1 if reader.thinned else _MAX_STEPS_BACK), -1), -1):
             if number in reader:
-                records = batch if number == step else reader.read(number)
-                rows = np.flatnonzero(np.isin(alignment.ids[second][records.site], alike))
-                rows = rows[records.sequence[rows] < now] if number == step else rows
+                records = half.batch if number == step else reader.read(number)
+                earlier = np.isin(alignment.ids[second][records.site], alike)
+                rows = np.flatnonzero(earlier & ((number < step) | (records.sequence < now)))
                 if len(rows):
                     return records, int(rows[np.argmax(records.sequence[rows])])
         return None
@@ -283,11 +267,6 @@ class Step:
         before = self.begins.before
         sides = () if before is None else (before.sites_a, before.sites_b)
         return bool(sides) and all(np.isin(self.alignment.by_fqn[fqn], sites).any() for sites in sides)
-
-    def sequence_of(self, sites: list[int]) -> float | None:
-        """Lowest order in run a of these sites; None where a has none of them in the step."""
-        earliest = self.table.order_of[sites].min(initial=np.inf)
-        return float(earliest) if np.isfinite(earliest) else None
 
     @cached_property
     def calls(self) -> list[Call]:
@@ -450,14 +429,14 @@ def _all_before(
 
     Args:
         thing: what the fact is about.
-        kinds: kinds of the records.
-        phases: phases of the records.
+        kinds: kinds of the records; empty for all.
+        phases: phases of the records; empty for all.
         needed: as in `Evidence`: whether nothing can be concluded where none was seen.
         of_model: whether the fact is `LEFT_OUT` where they agree, but a capture was told to leave modules out.
     """
 
     def edge(step: Step, place: Place) -> list[Evidence]:
-        sites = np.concatenate([step.of(kind, phases) for kind in kinds])
+        sites = np.flatnonzero(step.alignment.are(*kinds, *phases))
         state = step.known(sites, place.order)
         left_out = of_model and state in {Known.EQUAL, Known.WITHIN} and step.comparison.leaves_modules_out
         return [LEFT_OUT if left_out else Evidence(thing, state, needed)]
@@ -471,15 +450,10 @@ def _all_before(
 def random_at_start(step: Step, _place: Place) -> list[Evidence]:
     """Edge: the random states at the start of the step.
 
-    Nothing in a resumed run's first step if all states drawn from in the forward pass are equal. With ranks put
-    together, one state that was not seen makes it UNSEEN.
+    With ranks put together, one state that was not seen makes it UNSEEN: each rank may have another.
     """
-    if step.comparison.is_resume_step(step.number):
-        drawn = [number for number in step.of(Kind.RNG, FORWARD).tolist() if step.state[number]]
-        if step.known(drawn) is Known.EQUAL:
-            return []
-    ranks = step.comparison.is_whole  # each may have another
-    return [Evidence(Thing.RANDOM_AT_START, step.known(step.of(Kind.RNG, _START), every=ranks))]
+    known = step.known(step.of(Kind.RNG, _START), every=step.is_gathered)
+    return [Evidence(Thing.RANDOM_AT_START, known)]
 
 
 def drawn_from(step: Step, place: Place) -> list[Evidence]:
@@ -488,31 +462,19 @@ def drawn_from(step: Step, place: Place) -> list[Evidence]:
     Where none of these was seen in both runs: nothing if both captures record all draws (but in a recomputation), else
     the states at the start of the step (`random_at_start`).
     """
-    sites = step.of(Kind.RNG, FORWARD).tolist()
-    drawn = [
-        number
-        for number in sites
-        if step.table.order_of[number] < place.order and _is_drawn_in(step.alignment.site(number), place.site)
-    ]
-    state = step.known(drawn)
-    if state is not Known.UNSEEN:
-        return [Evidence(Thing.DRAWN_FROM, state)]
-    noticed = step.comparison.notices_all_draws and place.site.phase is not Phase.RECOMPUTE
+    site, names = place.site, step.alignment.fqn
+
+    def draws(state: Site) -> bool:
+        """Whether a state is of the call itself, not of what came before it, or of any call of a submodule."""
+        itself = (state.fqn, state.call) == (site.fqn, site.call) and not state.path.endswith(DRAWN_BEFORE)
+        return itself or state.fqn.startswith(f"{site.fqn}.")
+
+    states = [number for number in step.of(Kind.RNG, frozenset({site.phase})) if names[number].startswith(site.fqn)]
+    known = step.known([number for number in states if draws(step.alignment.site(number))], place.order)
+    if known is not Known.UNSEEN:
+        return [Evidence(Thing.DRAWN_FROM, known)]
+    noticed = step.comparison.notices_all_draws and site.phase is not Phase.RECOMPUTE
     return [] if noticed else random_at_start(step, place)
-
-
-def _is_drawn_in(state: Site, site: Site) -> bool:
-    """Whether an `rng` record is of a draw in the call of `site`: in its phase, by a submodule or by that very call.
-
-    A submodule's counts in any of its calls; of the module itself, records made before the draw (DRAWN_BEFORE) do not.
-
-    Args:
-        state: site of the `rng` record.
-        site: what the call computes.
-    """
-    inside = state.fqn.startswith(site.fqn + ".")
-    itself = state.fqn == site.fqn and state.call == site.call and not state.path.endswith(DRAWN_BEFORE)
-    return state.phase is site.phase and (inside or itself)
 
 
 batches = _all_before(Thing.BATCHES, (Kind.BATCH,), _DATA)
@@ -606,18 +568,8 @@ forward = _all_before(Thing.FORWARD, (Kind.INPUT, Kind.OUTPUT), FORWARD, needed=
 """All module inputs and outputs recorded before the place."""
 
 
-def everything(step: Step, place: Place) -> list[Evidence]:
-    """Edge: one fact, the joint state of all of a's records before the place, those that a alone has included.
-
-    Records that b alone has do not count, as they have no place in a's order.
-    """
-    earlier = np.flatnonzero(step.state * (step.table.order_of < place.order))
-    return [Evidence(Thing.EVERYTHING, step.known(earlier))]
-
-
-def what_is_equal(step: Step, place: Place) -> list[Evidence]:
-    """Edge: of module outputs and of batches before the place, each only if it is EQUAL."""
-    return [fact for fact in (*outputs(step, place), *batches(step, place)) if fact.known is Known.EQUAL]
+everything = _all_before(Thing.EVERYTHING, (), frozenset())
+"""All records before the place, those that a alone has included: what b alone has has no place in a's order."""
 
 
 # --- the backward pass
@@ -647,15 +599,13 @@ def gradients(step: Step, place: Place) -> list[Evidence]:
 
 
 def gradient(step: Step, place: Place) -> list[Evidence]:
-    """Edge: the parameter's gradient as the optimizer takes it; nothing if it alone has none (`lacks_gradient`).
+    """Edge: the parameter's gradient as the optimizer takes it; UNSEEN without a record of it.
 
-    GRADIENT_SUM instead where the ranks of one run alone have not summed it yet. UNSEEN without a record of it.
+    GRADIENT_SUM instead where the ranks of one run alone have not summed it yet.
     """
     sites = step.of(Kind.GRAD, _AFTER, place.site.fqn)
-    if lacks_gradient(step, place.site.fqn):
-        return []
-    state = step.known(sites, every=True)
-    return [Evidence(Thing.GRADIENT_SUM if owing_side(step, sites) else Thing.GRADIENT, state, needed=True)]
+    thing = Thing.GRADIENT_SUM if owing_side(step, sites) else Thing.GRADIENT
+    return [Evidence(thing, step.known(sites, every=True), needed=True)]
 
 
 def lacks_gradient(step: Step, fqn: str) -> bool:
@@ -689,21 +639,17 @@ def value_before(step: Step, place: Place) -> list[Evidence]:
 def state_before(step: Step, place: Place) -> list[Evidence]:
     """Edge: the parameter's optimizer state before the step.
 
-    DIFFERS if `begins` has any of it; else its records of the previous step, else those at this step's start, else
-    UNSEEN. Nothing instead of UNSEEN where there is no state yet: in step 0 of both, or in a resumed run's first step
-    if states are recorded.
+    Its records of the previous step, else those at this step's start, else UNSEEN. Nothing instead of UNSEEN where
+    there is no state yet: in step 0 of both, or in a resumed run's first step if states are recorded.
     """
-    fqn = place.site.fqn
-    if any(name == fqn for name, _ in step.begins.states):
-        return [Evidence(Thing.STATE_BEFORE, Known.DIFFERS)]
-    sites = step.of(Kind.OPTIMIZER_STATE, _AFTER | _START, fqn)
-    started = [number for number in sites if step.alignment.phase[number] != step.alignment.phase[sites[0]]]
-    if step.state_before is not None and len(sites) and step.state_before[sites].any():
+    sites = step.of(Kind.OPTIMIZER_STATE, _AFTER | _START, place.site.fqn)
+    if step.state_before is not None and step.state_before[sites].any():
         return [Evidence(Thing.STATE_BEFORE, joint_known(step.state_before[sites], every=True))]
-    state = step.known(started) if started else Known.UNSEEN
+    phases = step.alignment.phase[sites]
+    known = step.known(sites[phases != phases[:1]])
     resumes = step.comparison.is_resume_step(step.number) and Kind.OPTIMIZER_STATE in step.comparison.kinds
-    begun = (step.number == 0 and step.table.step_b == 0) or resumes
-    return [] if begun and state is Known.UNSEEN else [Evidence(Thing.STATE_BEFORE, state)]
+    begun = step.number == step.table.step_b == 0 or resumes
+    return [] if begun and known is Known.UNSEEN else [Evidence(Thing.STATE_BEFORE, known)]
 
 
 def trained(step: Step, place: Place) -> list[Evidence]:
@@ -719,13 +665,12 @@ def updates_by_hand(step: Step) -> bool:
 
 
 RESTS_ON: dict[str, tuple[Edge, ...]] = {
-    **dict.fromkeys(("rng", "initial", "split"), (random_at_start,)),
+    **dict.fromkeys(("rng", "initial", "split", "value", "collective"), (random_at_start,)),
     "batch": (random_at_start, loading),
     "module": (inputs, tensors, drawn_from),
     "own_code": (inputs, inside, tensors, drawn_from),
     "script": (batches, random_at_start, passed_over),
     "op": (everything, random_at_start),
-    **dict.fromkeys(("value", "collective"), (what_is_equal, random_at_start)),
     "product": (trained,),
     "loss": (outputs, batches, random_at_start, passed_over, unseen),
     "backward": (forward, loss, random_at_start, gradients),
@@ -753,18 +698,15 @@ def terms_of(step: Step, site: Site, a: Summary | None) -> int:
         owner = owner_of(site.fqn)
         given = _layouts(step, owner, Kind.GRAD_OUTPUT) or _layouts(step, owner, Kind.OUTPUT)
         return max((layout.numel for layout in given), default=0) // max(a.layout.shape[0], 1)
-    if site.kind in {Kind.OUTPUT, Kind.GRAD_INPUT}:
-        held = [
-            of for name in step.comparison.tensors_in(site.fqn) for of in _layouts(step, name, Kind.PARAM, Kind.GRAD)
-        ]
-        return max((int(np.prod(layout.shape[1:])) for layout in held if len(layout.shape) > 1), default=0)
-    return 0
+    names = step.comparison.tensors_in(site.fqn) if site.kind in {Kind.OUTPUT, Kind.GRAD_INPUT} else ()
+    held = [layout.shape[1:] for name in names for layout in _layouts(step, name, Kind.PARAM, Kind.GRAD)]
+    return max((int(np.prod(shape)) for shape in held if shape), default=0)
 
 
 def _layouts(step: Step, fqn: str, *kinds: Kind) -> list[Layout]:
     """Layouts of run a's records of these kinds under a name in the step."""
-    rows, layouts, alignment = step.table.rows_of("a"), step.comparison.a.layouts, step.alignment
-    sites = [u for u in alignment.by_fqn.get(fqn, []) if u in rows and KINDS[alignment.kind[u]] in kinds]
+    rows, layouts = step.table.rows_of["a"], step.comparison.a.layouts
+    sites = (union for kind in kinds for union in step.of(kind, frozenset(Phase), fqn).tolist() if union in rows)
     return [layouts[int(step.table.a.layout[rows[union]])] for union in sites]
 
 
@@ -782,19 +724,15 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
     records = [reader.record(batch, row, at) if row >= 0 else None for reader, batch, row, at in sides]
     a, b = (None if record is None else record.summary for record in records)
     info = next(record.info for record in records if record is not None)
-    rel: float | None = None
-    times: float | None = None
-    exact, differing = False, None
+    rel, times, exact, differing = np.nan, None, False, None
     if a is not None and b is not None and site.kind is not Kind.RNG:
         if Status.VALUE in (a.status, b.status):
-            distance, scale = plain_distance(a.text, b.text)
-            rel, exact = (distance / scale if distance else 0.0) if np.isfinite(distance) else None, True
+            rel, exact = float(relative(*map(np.float64, plain_distance(a.text, b.text)))), True
         elif table.a.sketch is not None and table.b.sketch is not None:
-            relative_l2 = step.divergences.relative(np.array([position]))[0]
-            finite = bool(a.stats) and not has_nonfinite(a.stats)
+            rel, finite = float(step.divergences.relative(np.array([position]))[0]), not has_nonfinite(a.stats)
             # sketches leave infinities out, and where these are differs
-            rel = float(relative_l2) if np.isfinite(relative_l2) and (finite or relative_l2) else None
-            if a.layout.shape == b.layout.shape and a.layout.numel > 16 and finite:
+            rel = rel if rel or (finite and a.stats) else np.nan
+            if a.layout.shape == b.layout.shape and a.layout.numel > 16 and finite and a.stats:
                 times = proportion(table.a.sketch[rows[0]], table.b.sketch[rows[1]])
             if times is not None:
                 rel = abs(times - 1) / max(1.0, abs(times))  # what follows from the factor is no estimate
@@ -803,6 +741,7 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
             from introspect_cli.compare.elements import elements  # few runs store whole tensors
 
             rel, exact, differing = distance_of(*stored), True, elements(*stored)
+    far = float(rel) if np.isfinite(rel) else None
     return Divergence(
         step=table.step,
         step_b=table.step_b,
@@ -814,9 +753,9 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
         reason=cause.reason,
         a=a,
         b=b,
-        rel_l2=rel,
-        exact=exact and rel is not None,
-        size=None if site.kind is Kind.RNG else size_of(a, b, rel, terms_of(step, site, a), times),
+        rel_l2=far,
+        exact=exact and far is not None,
+        size=None if site.kind is Kind.RNG else size_of(a, b, far, terms_of(step, site, a), times),
         scale=times,
         floor=max((float(floor[number]) for floor in floors if number < len(floor)), default=None),
         coarse=any(layouts.coarse for layouts in table.layouts),

@@ -5,15 +5,13 @@ b alone. Steps are then matched with integer arrays; names are looked up only fo
 
 *A step* is one table, with a row for each record of a, of b, or of both. It has thousands of records, so they stand in
 columns of numpy: the site, the row of either run's records, and what comparing made of them so far. A pass of a
-comparison (`passes.py`) takes such a table and returns one with other states: what is known of a pair of records, and
-by `because`, which pass decided that.
+comparison (`passes.py`) takes such a table and returns one with other states: what is known of a pair of records.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
-from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +23,6 @@ from introspect_cli.compare.names import strip_wrappers, with_ancestors
 from introspect_cli.records import (
     EVALUATED,
     KIND_CODES,
-    SETTING_KINDS,
     Kind,
     Phase,
     Site,
@@ -103,6 +100,17 @@ class Columns:
                 mask &= np.isin(column[sites], codes)
         return mask
 
+    @cached_property
+    def evaluating(self) -> Mask:
+        """Mask of sites that are in the phase `eval`, or whose root is an evaluation copy of a model (`EVALUATED`)."""
+        copies = {name for name in set(self.fqn) if EVALUATED in name.partition(".")[0]}
+        return np.asarray(self.are(Phase.EVAL) | (among(self.fqn, copies) if copies else False))
+
+    def selected(self, kinds: Iterable[Kind] = (), modules: tuple[str, ...] = ()) -> Mask:
+        """Mask of sites of any of `kinds` whose name matches any glob in `modules`; an empty one selects all."""
+        wanted = {name for name in set(self.fqn) if selects(name, modules)} if modules else set[str]()
+        return self.are(*kinds) & among(self.fqn, wanted) if modules else self.are(*kinds)
+
 
 def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Columns:
     """Columns of a store's site table under the names that are compared.
@@ -145,18 +153,11 @@ class Alignment(Columns):
         a: sites of run a; their union numbers are their own.
         b: sites of run b.
         b_ids: b's site number to union number.
-        extra: b's site numbers of those that only b has; union number len(a) + position.
     """
 
     a: Columns
     b: Columns
     b_ids: Ids
-    extra: Ids
-
-    @property
-    def size(self) -> int:
-        """Number of sites in the union."""
-        return len(self)
 
     @cached_property
     def ids(self) -> tuple[Ids, Ids]:
@@ -164,14 +165,9 @@ class Alignment(Columns):
         return np.arange(len(self.a), dtype=np.int64), self.b_ids
 
     @cached_property
-    def evaluating(self) -> Mask:
-        """Mask of sites of evaluation, by the function `evaluating`."""
-        return evaluating(self.phase, self.fqn)
-
-    @cached_property
     def in_both(self) -> Mask:
         """Mask of sites that both runs have, each in any step."""
-        shared = np.zeros(self.size, dtype=np.bool_)
+        shared = np.zeros(len(self), dtype=np.bool_)
         shared[self.b_ids[self.b_ids < len(self.a)]] = True
         return shared
 
@@ -189,19 +185,14 @@ class Alignment(Columns):
         return [int(union) for union in every[self.are(kind, phase, sites=every) & (self.call[every] == call)]]
 
     @cached_property
-    def names_a(self) -> frozenset[str]:
-        """All FQNs that run a has, at any step."""
-        return frozenset(self.a.fqn)
-
-    @cached_property
-    def names_b(self) -> frozenset[str]:
-        """All FQNs that run b has, at any step."""
-        return frozenset(self.b.fqn)
+    def names(self) -> tuple[frozenset[str], frozenset[str]]:
+        """(all FQNs that run a has, all that b has), at any step."""
+        return frozenset(self.a.fqn), frozenset(self.b.fqn)
 
     @cached_property
     def around(self) -> tuple[set[str], set[str]]:
         """(FQNs of a with all their ancestors, the same of b), at any step."""
-        return with_ancestors(self.names_a), with_ancestors(self.names_b)
+        return with_ancestors(self.names[0]), with_ancestors(self.names[1])
 
     def site(self, union: int) -> Site:
         """The site with a union number."""
@@ -213,43 +204,10 @@ class Alignment(Columns):
             self.path[union],
         )
 
-    def mask(self, kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
-        """Mask of sites that `selected` selects by kind and name, without settings."""
-        counted = selected(self.kind, self.fqn, kinds, modules)
-        return counted & ~self.are(*SETTING_KINDS)
-
-
-def selected(kind: npt.NDArray[np.uint8], fqn: list[str], kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
-    """Mask of sites that are of any of `kinds` and whose name matches any glob in `modules`; an empty one selects all.
-
-    Args:
-        kind: kind code of each site.
-        fqn: name of each site.
-        kinds: wanted kinds.
-        modules: wanted names, as globs.
-    """
-    mask = np.full(len(fqn), True)
-    if kinds:
-        mask &= of_kinds(kind, kinds)
-    if modules:
-        mask &= among(fqn, {name for name in set(fqn) if selects(name, modules)})
-    return mask
-
 
 def among(names: Sequence[str], wanted: Collection[str]) -> Mask:
     """Mask of `names` that are in `wanted`."""
     return np.fromiter(map(wanted.__contains__, names), np.bool_, len(names))
-
-
-def evaluating(phase: npt.NDArray[np.uint8], fqn: list[str]) -> Mask:
-    """Mask of sites that are in the phase `eval`, or whose root is an evaluation copy of a model (`EVALUATED`).
-
-    Args:
-        phase: phase code of each site.
-        fqn: name of each site.
-    """
-    copies = {name for name in set(fqn) if EVALUATED in name.partition(".")[0]}
-    return np.asarray((phase == phase_code(Phase.EVAL)) | (among(fqn, copies) if copies else False))
 
 
 def align(a: Columns, b: Columns) -> Alignment:
@@ -263,7 +221,7 @@ def align(a: Columns, b: Columns) -> Alignment:
         of_b = getattr(b, name)
         more = [of_b[i] for i in extra.tolist()] if isinstance(column, list) else of_b[extra]
         columns[name] = column + more if isinstance(column, list) else np.concatenate([column, more])
-    return Alignment(**columns, a=a, b=b, b_ids=ids, extra=extra)
+    return Alignment(**columns, a=a, b=b, b_ids=ids)
 
 
 def _union_numbers(a: Columns, b: Columns) -> tuple[Ids, Ids]:
@@ -308,26 +266,14 @@ Codes = npt.NDArray[np.int8]
 
 OTHER = {"a": "b", "b": "a"}
 
-ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, UNUSED = range(8)
+ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, UNUSED, CUT, EVALUATING = range(10)
 """What is known of a row: nothing that counts (one run alone has it, and the other could not have it), equal, within
-tolerance, different, not seen by a run, only in a, or b, different though nothing that rests on it is."""
+tolerance, different, not seen by a run, only in a, or b, different though nothing that rests on it is; of one run alone
+since the other was stopped within the step, or since it evaluates in other steps."""
 
-
-class Because(IntEnum):
-    """The rule that gave a row its state, where anything asks."""
-
-    RECORDS = 0
-    """The records themselves, or a rule that nobody asks for."""
-    NOT_OBSERVED = 2
-    """A run's record says that it saw no value, or too little of it."""
-    LISTED = 3
-    """The run lists values that were written elsewhere."""
-    LEAN = 4
-    """No sketch was computed, and what there is does not tell whether it is within the tolerance."""
-    EVALUATION = 5
-    """One run evaluates more often."""
-    CUT = 6
-    """The other run was stopped within the step, and came to no more of it."""
+_OF_SITE = np.arange(10, dtype=np.int8)
+_OF_SITE[[ONLY_A, ONLY_B, CUT, EVALUATING]] = DIFFERENT, DIFFERENT, ABSENT, ABSENT
+"""The state of a site, by that of its row."""
 
 
 class Learned(NamedTuple):
@@ -355,12 +301,17 @@ class Half(NamedTuple):
 
     Attributes:
         batch: its records, as the store's columns.
-        only: rows that the other run should have and has not.
+        sites: the union number of each.
+        row: the row in `batch` of each row of the table; -1 where the other run alone has it.
+        alone: the state of rows that it alone has.
+        only: rows in `batch` that the other run should have and has not.
     """
 
     side: str
     batch: StepBatch
     sites: Ids
+    row: Ids
+    alone: int
     only: Ids
 
 
@@ -375,10 +326,8 @@ class Table:
         row_a: int64 (n,), the row among a's records; -1 where only b has it.
         row_b: int64 (n,), the row among b's records; -1 where only a has it.
         state: int8 (n,), `EQUAL` and so on.
-        because: int8 (n,), which pass decided the state; see `Because`.
         chosen: bool (n,), whether it was selected to be compared.
         cause: bool (n,), whether it diverges but does not count as a divergence (random states, one-sided names).
-        left: sites of start values that were copied from the end of the previous step in one run.
         layouts: of a and of b.
     """
 
@@ -391,10 +340,8 @@ class Table:
     row_a: Ids
     row_b: Ids
     state: Codes
-    because: Codes
     chosen: Mask
     cause: Mask
-    left: Ids
     layouts: tuple[Layouts, Layouts]
 
     def __len__(self) -> int:
@@ -402,27 +349,23 @@ class Table:
 
     # --- other tables
 
-    def marked(self, rows: Ids | Mask, state: int, because: Because = Because.RECORDS) -> Table:
-        """A copy where these rows have this `state` and `because`."""
-        states, reasons = self.state.copy(), self.because.copy()
-        states[rows], reasons[rows] = state, because
-        return replace(self, state=states, because=reasons)
+    def marked(self, rows: Ids | Mask, state: int) -> Table:
+        """A copy where these rows have this `state`."""
+        states = self.state.copy()
+        states[rows] = state
+        return replace(self, state=states)
 
-    def of(self, rows: Ids | Mask) -> Table:
-        """A copy with only these rows, in this order; batches, steps and `left` stay whole."""
-        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        return replace(self, **columns)
+    def of(self, rows: Ids) -> Table:
+        """A copy with only these rows, in this order; batches and steps stay whole."""
+        columns = ("site", "row_a", "row_b", "state", "chosen", "cause")
+        return replace(self, **{name: getattr(self, name)[rows] for name in columns})
 
     def keeping(self, rows: Mask) -> Table:
-        """A copy in which diverging rows outside of `rows` diverge no more; other rows stay as they are.
-
-        DIFFERENT ones become NOT_SEEN, one-sided ones ABSENT.
-        """
+        """A copy in which diverging rows outside of `rows` diverge no more: NOT_SEEN, or ABSENT if one-sided."""
         others = self.diverging & ~rows
         if not others.any():
             return self
-        states = np.where(self.state == DIFFERENT, NOT_SEEN, ABSENT)
-        return replace(self, state=np.where(others, states, self.state).astype(np.int8))
+        return self.marked(others & ~self.one_sided, NOT_SEEN).marked(others & self.one_sided, ABSENT)
 
     # --- which rows
 
@@ -483,10 +426,11 @@ class Table:
         """Statistic `name` (`mean`, `min`) of rows that both runs have, float64 (2, rows): in a and in b."""
         return np.array([of_run.statistic(name) for of_run in self.both(rows)])
 
-    @property
+    @cached_property
     def halves(self) -> tuple[Half, Half]:
-        """Records of a and of b, each with the rows that only it has (state ONLY_A, ONLY_B)."""
-        return Half("a", self.a, self.sites_a, self.only_a), Half("b", self.b, self.sites_b, self.only_b)
+        """Records of a and of b."""
+        a = Half("a", self.a, self.sites_a, self.row_a, ONLY_A, self.only_a)
+        return a, Half("b", self.b, self.sites_b, self.row_b, ONLY_B, self.only_b)
 
     @cached_property
     def kinds(self) -> npt.NDArray[np.uint8]:
@@ -516,7 +460,7 @@ class Table:
         alone_b = self.row_b[self.row_a < 0]
         if not len(alone_b):
             return order
-        by_site = np.full(self.alignment.size, -1.0)
+        by_site = np.full(len(self.alignment), -1.0)
         by_site[self.sites_a] = sequence_a
         arrival = np.argsort(self.b.sequence, kind="stable")
         reached = np.empty(len(arrival))
@@ -559,29 +503,25 @@ class Table:
 
         DIFFERENT for ONLY_A and ONLY_B too, ABSENT where no row has the site.
         """
-        states = np.full(self.alignment.size, ABSENT, dtype=np.int8)
-        states[self.site] = np.where((self.state == ONLY_A) | (self.state == ONLY_B), DIFFERENT, self.state)
+        states = np.full(len(self.alignment), ABSENT, dtype=np.int8)
+        states[self.site] = _OF_SITE[self.state]
         return states
 
     @cached_property
     def order_of(self) -> npt.NDArray[np.float64]:
         """Place of every site of the alignment in a's sequence; infinity where a has no record of it in the step."""
-        order = np.full(self.alignment.size, np.inf)
+        order = np.full(len(self.alignment), np.inf)
         order[self.sites_a] = self.a.sequence
         return order
 
     @cached_property
-    def _rows_of(self) -> dict[str, dict[int, int]]:
-        sides = (("a", self.sites_a), ("b", self.sites_b))
-        return {side: {site: row for row, site in enumerate(sites.tolist())} for side, sites in sides}
-
-    def rows_of(self, side: str) -> dict[int, int]:
-        """Row in the batch of run `side` (`a`, `b`) by union number; computed once."""
-        return self._rows_of[side]
+    def rows_of(self) -> dict[str, dict[int, int]]:
+        """By run (`a`, `b`), the row in its batch of each site that it recorded, by union number."""
+        return {half.side: {site: row for row, site in enumerate(half.sites.tolist())} for half in self.halves}
 
     def _record(self, site: int, side: str) -> tuple[int | None, StepBatch]:
         """(row of a site in the batch of run `side`, or None, that batch)."""
-        return self._rows_of[side].get(site), self.a if side == "a" else self.b
+        return self.rows_of[side].get(site), self.a if side == "a" else self.b
 
     def number(self, name: str, site: int, side: str) -> int | None:
         """`status`, `checksum` or `sequence` (place in the order of recording) of a site's record in run `side`.
@@ -591,19 +531,13 @@ class Table:
         row, batch = self._record(site, side)
         return None if row is None else int(getattr(batch, name)[row])
 
-    def sketch(self, site: int, side: str) -> Any:
-        """Sketch of a site's record in run `side`, float64 (16,).
-
-        None without a record or sketch, or if it is not finite.
-        """
-        row, batch = self._record(site, side)
-        sketch = None if row is None or batch.sketch is None else batch.sketch[row].astype(np.float64)
-        return sketch if sketch is not None and np.isfinite(sketch).all() else None
-
     def sketches(self, site: int) -> tuple[Any, Any] | None:
-        """(sketch in a, sketch in b) of a site; None where `sketch` gives none for either."""
-        a, b = self.sketch(site, "a"), self.sketch(site, "b")
-        return None if a is None or b is None else (a, b)
+        """(sketch in a, sketch in b) of a site, float64 (16,); None where either has none, or is not finite."""
+        found = [self._record(site, side) for side in "ab"]
+        if any(row is None or batch.sketch is None for row, batch in found):
+            return None
+        one, two = (batch.sketch[row].astype(np.float64) for row, batch in found if batch.sketch is not None)
+        return (one, two) if np.isfinite([one, two]).all() else None
 
     def plain(self, site: int, side: str) -> str | None:
         """`plain_of` a site's record in run `side`; None without a record."""
@@ -624,9 +558,6 @@ def unseen(batch: StepBatch) -> Mask:
     """Mask over all rows of a batch, true for those without a value: NOT_OBSERVED, or PARTIAL with checksum 0."""
     partly = (batch.status == int(Status.PARTIAL)) & (batch.checksum == 0)
     return np.asarray(partly | (batch.status == int(Status.NOT_OBSERVED)))
-
-
-_COLUMNS = ("site", "row_a", "row_b", "state", "because", "chosen", "cause")
 
 
 def plain_of(batch: StepBatch, row: int) -> str | None:

@@ -16,7 +16,7 @@ optimizer), the first.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,10 +28,8 @@ from introspect_cli.compare.outcome import (
     RankOutcome,
     Structure,
     agreed_kinds,
-    drawn_one_sided_start,
     is_training,
     nan_kinds,
-    records_results,
     results_agree,
     results_known,
     watches_results,
@@ -44,20 +42,19 @@ from introspect_cli.compare.settings.hyperparameters import hyperparameter_chang
 from introspect_cli.compare.step import Step, divergence_at
 from introspect_cli.compare.steps import differing, steps_of
 from introspect_cli.compare.table import (
+    CUT,
+    EQUAL,
+    EVALUATING,
     FLOWING_BACK,
     NOT_SEEN,
     UNUSED,
     WITHIN,
-    Because,
     Columns,
     Learned,
     Table,
-    evaluating,
-    phase_code,
-    selected,
     unseen,
 )
-from introspect_cli.records import Kind, Phase, Site, Status
+from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -68,39 +65,23 @@ if TYPE_CHECKING:
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.log import StepEntry
 
-_LOCAL_REASONS = frozenset({"batch", "optimizer", "module", "op"})
-"""Reasons that say of a record that all that went into it is equal, so that nothing elsewhere is to blame."""
-
 _AFTER_LOSS = frozenset({Phase.BACKWARD, Phase.OPTIMIZER})
+_TENSORS = (Kind.PARAM, Kind.BUFFER)
 _GIVING = (Kind.OUTPUT, Kind.OP_OUTPUT, Kind.PARAM, Kind.BUFFER)
 _SCRIPT_PHASES = frozenset({Phase.START, Phase.DATA, Phase.LOSS})
 """Phases whose values code outside of modules makes: its draws are not on record."""
 
 
-class Lead(NamedTuple):
-    """The record that the answer starts with; may lie in an earlier step.
-
-    Attributes:
-        step: the step that it lies in, or a copy of the current one without one-sided causes.
-        position: its position among the divergences of `step`.
-        stands_for: its position among the current step's divergences; None where it lies in another step.
-    """
-
-    step: Step
-    position: int
-    stands_for: int | None
-
-
 def choose_lead(
     step: Step, positions: Sequence[int], earlier: Structure, began: Table | None, *, new_values: bool
-) -> Lead | None:
-    """The record that leads the answer; None where that is the earliest of the step, or no value differs.
+) -> tuple[Step, int] | None:
+    """(step, position of a divergence in it) that leads the answer; None where that is the earliest of this step.
 
     The earliest value leads, unless a cause before it explains it: a one-sided module that brings a value the other run
     lacks or lets a gradient flow, or a random state that something was drawn from, in this step or in earlier ones in
     which only causes differed. So it is one of: that value, in a copy of the step without one-sided causes; the first
     divergence of `began`; or, where a random state is the first, a parameter that one run alone drew, else the first
-    random state that is drawn from.
+    random state that is drawn from. None too where no value differs.
 
     Args:
         step: the first step in which a value diverges.
@@ -109,30 +90,42 @@ def choose_lead(
         began: the first step in which nothing but causes differed; None where there is none.
         new_values: whether one of these causes brought a value that the other run has nowhere.
     """
-    table, divergences = step.table, step.divergences
-    effect = next((place for place in positions if not divergences.cause[place]), None)
+    table = step.table
+    effect = next((place for place in positions if not step.divergences.cause[place]), None)
     if effect is None or (effect == positions[0] and began is None):
         return None
     site, before = step.sites[effect], [step.sites[position] for position in positions[: positions.index(effect)]]
     around = step.around(site.fqn, step.order_at(effect)) if site.kind is Kind.INPUT else None
     makers = frozenset([site.fqn, around.fqn if around is not None else ""])
-    harmless = not (step.is_one_sided(effect) or new_values or has_new_values(table.keeping(table.cause), makers))
-    harmless = harmless and not (site.phase in _AFTER_LOSS and _flows_in_one(step, before))
+    explained = step.is_one_sided(effect) or new_values or has_new_values(table.keeping(table.cause), makers)
+    explained = explained or (site.phase in _AFTER_LOSS and _flows_in_one(step, before))
     one_sided, is_port = table.cause & table.one_sided, step.comparison.match.is_port
-    if is_port or (harmless and not _was_drawn_from(step, site, before, earlier)):
+    if is_port or not (explained or _was_drawn_from(step, site, before, earlier)):
         # what one implementation alone has may be what the other has under another name, or in parts
         rest = table.marked(one_sided, NOT_SEEN) if is_port else table.keeping(~one_sided)
         alone = Step(step.comparison, rest, step.begins, step.learned)
-        return Lead(alone, alone.sites.index(site), effect)
+        return alone, alone.sites.index(site)
     if began is not None:
-        return Lead(Step(step.comparison, began, Beginning(), Learned()), 0, None)
+        return Step(step.comparison, began, Beginning(), Learned()), 0
     if step.sites[positions[0]].kind is not Kind.RNG:
         return None
-    # where random states differ, a parameter that one run alone drew is to blame, else what is drawn from
-    blamed = drawn_one_sided_start(step)
-    if blamed is None:
-        blamed = next((position for position in positions if is_drawn_from(step, position)), None)
-    return Lead(step, blamed, blamed) if blamed is not None and blamed in positions else None
+    drawn = drawn_in_one(step)
+    blamed = [place for place in positions if place == drawn or (drawn is None and is_drawn_from(step, place))]
+    return (step, blamed[0]) if blamed else None
+
+
+def drawn_in_one(step: Step) -> int | None:
+    """Position of the first start tensor that differs, if one run alone has it and a parameter before it is equal.
+
+    None otherwise. Drawing such a tensor moves the generator, so later tensors differ; an equal one before shows that
+    the seed is the same.
+    """
+    begun = (place for place, site in enumerate(step.sites) if site.phase is Phase.START and site.kind in _TENSORS)
+    first, sites = next(begun, None), step.of(Kind.PARAM, frozenset({Phase.START}))
+    if first is None or not step.is_one_sided(first):
+        return None
+    equal = (step.state[sites] == EQUAL) & (step.table.order_of[sites] < step.order_at(first))
+    return first if equal.any() else None
 
 
 def _flows_in_one(step: Step, before: Iterable[Site]) -> bool:
@@ -209,7 +202,7 @@ _MAX_JUDGED = 300
 
 _MAX_ORIGINS = 8
 
-_INDEPENDENT_REASONS = _LOCAL_REASONS | {"rng", "initial", "outside", "own_code", "buffer"}
+_INDEPENDENT_REASONS = {"batch", "optimizer", "module", "op", "rng", "initial", "outside", "own_code", "buffer"}
 """Reasons that say of one record that what went into it is equal, whatever differs elsewhere."""
 
 
@@ -225,8 +218,7 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
         first: site of the first divergence.
         cause: why that diverges.
     """
-    seen = {_cause_key(step, first, cause)}
-    others: list[tuple[int, Cause]] = []
+    seen, others = {_cause_key(step, first, cause)}, list[tuple[int, Cause]]()
     late = [position for position in positions[_MAX_JUDGED:] if step.sites[position].phase is Phase.OPTIMIZER]
     for position in (*positions[:_MAX_JUDGED], *late[:_MAX_JUDGED]):
         site = step.sites[position]
@@ -236,12 +228,12 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
         key = _cause_key(step, site, other)
         if other.role is not Role.ORIGIN or other.reason not in _INDEPENDENT_REASONS or key in seen:
             continue
-        if any(fact.known is not Known.EQUAL for fact in other.evidence):
-            continue  # it may come from what was not seen, or have grown from what was let pass
-        if site.call and other.reason in {"module", "own_code"}:
-            continue  # its first call agrees, or is listed: what it keeps from call to call may follow from the rest
-        has_effect = other.reason != "rng" or is_drawn_from(step, position)
-        if has_effect and (other.reason != "optimizer" or hyperparameter_changes(step.table, step.last_text)):
+        # it may come from what was not seen, or have grown from what was let pass
+        stands = all(fact.known is Known.EQUAL for fact in other.evidence)
+        # the first call agrees, or is listed: what a module keeps from call to call may follow from the rest
+        stands = stands and not (site.call and other.reason in {"module", "own_code"})
+        stands = stands and (other.reason != "rng" or is_drawn_from(step, position))
+        if stands and (other.reason != "optimizer" or hyperparameter_changes(step.table, step.last_text)):
             seen.add(key)
             others.append((position, other))
     return others[:_MAX_ORIGINS]
@@ -277,13 +269,13 @@ def shown_losses(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
     """
     if resumption is None or not step.comparison.is_resume_step(step.number):
         return {}
-    by_position = {}
+    shown = {}
     for part in resumption.lost:
-        those = [position for position, site in enumerate(step.sites) if holds_part(site, part)]
-        those.sort(key=lambda position: step.sites[position].path != "['step']")  # a count says most
-        if those:
-            by_position[those[0]] = Cause(Role.ORIGIN, "resumed")
-    return by_position
+        held = [position for position, site in enumerate(step.sites) if holds_part(site, part)]
+        if held:  # a count says most
+            first = min(held, key=lambda position: step.sites[position].path != "['step']")
+            shown[first] = Cause(Role.ORIGIN, "resumed")
+    return shown
 
 
 # --- step by step
@@ -310,7 +302,7 @@ def raise_floors(comparison: Comparison, entry_a: StepEntry) -> None:
         entry = reader.entry(reader.row_of(entry_a.step)) if entry_a.step in reader else entry_a
         if entry.digest != entry_a.digest:
             batches = comparison.a.read(entry_a.step), reader.read(entry.step)
-            compared = floor.alignment.mask(frozenset(), ())
+            compared = ~floor.alignment.are(*SETTING_KINDS)
             layouts = comparison.layouts[0], Layouts(reader.layouts)
             floor.learn(table_of(floor.alignment, compared, (entry_a.step, entry.step), batches, layouts))
 
@@ -343,7 +335,7 @@ class Account:
         """
         alignment, which = comparison.alignment, outcome.evaluation
         self.comparison, self.outcome, self.options = comparison, outcome, comparison.options
-        self.counted = np.append(counted, np.zeros(alignment.size - len(counted), np.bool_))
+        self.counted = np.append(counted, np.zeros(len(alignment) - len(counted), np.bool_))
         self.chosen = comparison.chosen if which is None else comparison.chosen & (alignment.evaluating == which)
         self.entire = which is None and not (self.options.kinds or self.options.modules)
         if which is not None:  # its first divergence alone is asked for
@@ -397,33 +389,33 @@ class Account:
     def _count_passed(self, table: Table) -> None:
         """Add the step's equal, tolerated and unobserved records to the outcome's tally.
 
-        Not observed are those that a list lacks, and those that one run or both did not see; blind, those of them that
-        one run has. Also notes the first of the tolerated, the blind and the unused ones, and a step in which only one
-        run evaluates.
+        Blind are those of the unobserved that one run has, as of what a list lacks; lean those that no tolerance can be
+        put to. Also notes the first of the tolerated, the blind and the unused ones, and a step in which one run alone
+        evaluates.
         """
-        comparison, outcome, chosen, because = self.comparison, self.outcome, table.chosen, table.because
-        missing = chosen & (table.state == NOT_SEEN)
-        listed, hidden = missing & (because == Because.LISTED), missing & (because == Because.NOT_OBSERVED)
-        seen = [of_run.column("status") != Status.NOT_OBSERVED for of_run in table.both(np.flatnonzero(hidden))]
-        blind = listed.copy()
-        blind[hidden] = seen[0] != seen[1]
+        comparison, outcome, chosen, state = self.comparison, self.outcome, table.chosen, table.state
+        missing = chosen & (state == NOT_SEEN)
+        both = np.flatnonzero(missing & ~table.one_sided)
+        one, two = (of_run.column("status") for of_run in table.both(both))
+        blind = missing.copy()
+        blind[both] = (one == Status.NOT_OBSERVED) != (two == Status.NOT_OBSERVED)
         recorded = self.counted[np.asarray(comparison.a.read(table.step).site)]
         masks = {
             "equal": self.counted[table.site] & table.agreeing,
             "opened": recorded,
             "blind_both": unseen(table.a) & self.counted[table.sites_a],
-            "within": chosen & (table.state == WITHIN),
-            "cut": chosen & (because == Because.CUT),
-            "lean": missing & (because == Because.LEAN),
-            "not_observed": listed | hidden | (missing & (because == Because.LEAN)),
+            "within": chosen & (state == WITHIN),
+            "cut": chosen & (state == CUT),
+            "lean": (one == Status.OBSERVED) & (two == Status.OBSERVED),
+            "not_observed": missing,
             "blind": blind,
         }
         outcome.tally.update({name: int(mask.sum()) for name, mask in masks.items()})
         # what the step before left, where b lists it
         outcome.tally["records"] += int(self.counted[table.sites_a].sum()) - int(recorded.sum())
-        if (chosen & (because == Because.EVALUATION)).any() and (runs := evaluates(table))[0] != runs[1]:
+        if (chosen & (state == EVALUATING)).any() and (runs := evaluates(table))[0] != runs[1]:
             self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
-        outcome.unused_note = outcome.unused_note or unused_note(table, chosen & (table.state == UNUSED))
+        outcome.unused_note = outcome.unused_note or unused_note(table, chosen & (state == UNUSED))
         if outcome.first is None and not outcome.tolerated and (site := table.first_of(masks["within"])):
             outcome.tolerated = f"{what(site)} in step {table.step}"
         if not outcome.blind_site and (site := table.first_of(blind)):
@@ -476,15 +468,16 @@ class Account:
             return
         begins = outcome.first is None
         step = Step(comparison, table, self._beginning_of(table), self.learned)
-        place_of = {row: place for place, row in enumerate(table.in_order.tolist())}
+        place_of = {row: position for position, row in enumerate(table.in_order.tolist())}
         positions = [place_of[row] for row in chosen.in_order.tolist()]
         if begins:  # a file that is saved shows what was there before: it leads where nothing else differs
             positions.sort(key=lambda position: step.sites[position].kind is Kind.PRODUCT)
         if begins and comparison.causes is not None:
             lead = choose_lead(step, positions, self.structure, self.began, new_values=self.new_values)
             if lead is not None:
-                self._append_divergence(lead.step, lead.position)
-                positions = [position for position in positions if position != lead.stands_for]
+                self._append_divergence(*lead)
+                led = outcome.listed[-1].site if lead[0].number == step.number else None
+                positions = [position for position in positions if step.sites[position] != led]
         lost = shown_losses(step, outcome.resumption) if begins else {}
         for position in positions:
             room = limit is None or len(outcome.listed) < limit or (begins and self.options.whole_step)
@@ -531,8 +524,9 @@ class Account:
         self.began = self.began or table
         self.new_values = self.new_values or has_new_values(causes)
         undecided = outcome.first is None and not outcome.evaluation
-        if undecided and (outcome.hidden or not results_agree(table)):
-            if records_results(table):
+        agree = results_agree(table)
+        if undecided and (outcome.hidden or not agree):
+            if agree is not None:
                 self.one_sided = self.one_sided or (place, table)
             elif not watches_results(*self.comparison.manifests):
                 outcome.unrecorded = table.step
@@ -561,36 +555,31 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
 
     Where a run evaluates, and ranks are compared one by one, the outcome has `parts`: of training and of evaluation.
     """
-    options, paired = comparison.options, steps_of(comparison)
-    sites = comparison.sites[0]
-    evaluates = any(phase_code(Phase.EVAL) in of_run.phase for of_run in comparison.sites)
-    counted = selected(sites.kind, sites.fqn, options.kinds, options.modules)
-    outcomes, masks = [], []
-    for which in (None, False, True) if evaluates and not comparison.is_whole else (None,):
-        outcome = RankOutcome(comparison.rank, paired, offset=comparison.offset, evaluation=which)
-        outcome.match = comparison.match
-        outcomes.append(outcome)
-        masks.append(counted if which is None else counted & (evaluating(sites.phase, sites.fqn) == which))
-    outcomes[0].resumption = None if options.narrowed else comparison.resumption
-    opened = dict.fromkeys(differing(paired))
-    begins, learned = beginning_at_resume(comparison) if opened else Beginning(), outcomes[0].learned
-    accounts = [Account(comparison, *each, begins) for each in zip(outcomes, masks, strict=True) if opened]
+    options, paired, sites = comparison.options, steps_of(comparison), comparison.sites[0]
+    evaluates = not comparison.is_whole and any(of_run.are(Phase.EVAL).any() for of_run in comparison.sites)
+    outcomes, counted, opened = [], [], dict.fromkeys(differing(paired))
+    for which in (None, False, True) if evaluates else (None,):
+        outcomes.append(RankOutcome(comparison.rank, paired, comparison.match, comparison.offset, which))
+        of_part = sites.selected(options.kinds, options.modules)
+        counted.append(of_part if which is None else of_part & (sites.evaluating == which))
+    whole, *parts = outcomes
+    whole.resumption = None if options.narrowed else comparison.resumption
+    begins = beginning_at_resume(comparison) if opened else Beginning()
+    accounts = [Account(comparison, *each, begins) for each in zip(outcomes, counted, strict=True) if opened]
     for place in range(len(paired) * bool(opened)) if comparison.floors else opened:  # all steps raise the floors
         entry_a, entry_b = paired[place]
         raise_floors(comparison, entry_a)
         if place in opened:
-            table, learned = table_at(comparison, learned, entry_a.step, entry_b.step)
+            table, whole.learned = table_at(comparison, whole.learned, entry_a.step, entry_b.step)
             for account in accounts:
                 if not account.closed:
-                    account.see(place, table, learned)
+                    account.see(place, table, whole.learned)
         if all(account.closed for account in accounts):
             break
     for account in accounts:
         account.end()
-    outcomes[0].learned = learned
-    for outcome, mask in zip(outcomes, masks, strict=True):
+    for outcome, mask in zip(outcomes, counted, strict=True):
         _count_unopened(comparison, outcome, mask)
-    whole, *parts = outcomes
     whole.parts = {bool(part.evaluation): part for part in parts}
     return whole
 

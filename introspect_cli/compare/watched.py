@@ -120,7 +120,7 @@ def covered(
     """
     # what has failed may have named modules and parameters, so that the other run's sites have no partner either
     broken = any(has_failed(manifest) or is_list(manifest) for manifest in (manifest_a, manifest_b))
-    counts = np.full(alignment.size, not broken) & ~alignment.are(Phase.RECOMPUTE) & ~alignment.are(Kind.RNG)
+    counts = np.full(len(alignment), not broken) & ~alignment.are(Phase.RECOMPUTE) & ~alignment.are(Kind.RNG)
     if not same_start:
         counts &= ~alignment.are(*STATE_KINDS, Phase.START)
     if set(_FILTERS) & set(narrowed(manifest_a, manifest_b)):
@@ -143,16 +143,13 @@ def draws_at_other_moments(alignment: Alignment, manifest_a: dict[str, Any], man
     at different times, and are not comparable.
     """
     hiding = {*_FILTERS, "compile"} | ({"eval"} if alignment.evaluating.any() else set())
-    alike = hiding.isdisjoint(narrowed(manifest_a, manifest_b))
-    looks = [
-        [bool(observed_kinds(manifest) & {kind.value for kind in kinds}) for kinds in _LOOKS]
-        for manifest in (manifest_a, manifest_b)
-    ]
-    within = alignment.are(Kind.RNG) & ~alignment.are(Phase.START)
-    return np.asarray(within & (not alike or looks[0] != looks[1]))
+    kinds = map(observed_kinds, (manifest_a, manifest_b))
+    one, two = ([not observed.isdisjoint(looked) for looked in _LOOKS] for observed in kinds)
+    alike = one == two and hiding.isdisjoint(narrowed(manifest_a, manifest_b))
+    return alignment.are(Kind.RNG) & ~alignment.are(Phase.START) & (not alike)
 
 
-_LOOKS = (MODULE_KINDS, (Kind.BATCH,), (Kind.LOSS,))
+_LOOKS = (frozenset(MODULE_KINDS), {Kind.BATCH}, {Kind.LOSS})
 """Kinds that are recorded at the moments at which a capture looks at the generators."""
 
 

@@ -19,13 +19,13 @@ from introspect_cli.compare.answer.compared import Compared
 from introspect_cli.compare.comparison import Comparison
 from introspect_cli.compare.ledger import At
 from introspect_cli.compare.match import correspond, other_roots
-from introspect_cli.compare.outcome import RankOutcome
+from introspect_cli.compare.outcome import RankOutcome, changes_of
 from introspect_cli.compare.passes import rounding_note
 from introspect_cli.compare.resumed import detected_offset, offset_by_labels
 from introspect_cli.compare.say import told
 from introspect_cli.compare.settings.settings import tensor_files
 from introspect_cli.compare.steps import factor_notes
-from introspect_cli.compare.table import Tensors, evaluating, phase_code, selected
+from introspect_cli.compare.table import Tensors, phase_code
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.compare.watched import is_list
 from introspect_cli.compare.wholes import Splits, wholes_of
@@ -218,7 +218,7 @@ def _without_readers(outcome: RankOutcome) -> RankOutcome:
     paired = replace(outcome.paired, a=nobody, b=nobody)
     blank, parts = RankOutcome(outcome.rank, paired), {each: _without_readers(of) for each, of in outcome.parts.items()}
     left_out = ("cause", "step", "heat", "structure", "match", "origins", "lost")
-    differs = outcome.structure is not None and outcome.structure.differs
+    differs = outcome.structure is not None and bool(changes_of(outcome.structure, same=False))
     without: dict[str, Any] = {name: getattr(blank, name) for name in left_out}
     return replace(outcome, paired=paired, structural=differs, parts=parts, **without)
 
@@ -244,8 +244,7 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
     if not outcome.parts:
         return
     outcome.evaluated = all(
-        (selected(sites.kind, sites.fqn, options.kinds, options.modules) & evaluating(sites.phase, sites.fqn)).any()
-        for sites in comparison.sites
+        (sites.selected(options.kinds, options.modules) & sites.evaluating).any() for sites in comparison.sites
     )
     if not outcome.evaluated:
         del outcome.parts[True]

@@ -57,7 +57,7 @@ def excluded_handling(at: View) -> frozenset[str]:
 
 def _has_equal_gradient(at: View) -> bool:
     """Whether any gradient of the step in this site's phase is equal in both runs and not zero."""
-    rows, means = at.table.rows_of("a"), at.table.a.floats.get("amean")
+    rows, means = at.table.rows_of["a"], at.table.a.floats.get("amean")
     equal = (u for u in map(int, at.step.of(Kind.GRAD, frozenset({at.site.phase}))) if at.step.state[u] == EQUAL)
     return means is not None and any(float(means[rows[union]]) > 0 for union in equal if union in rows)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare import say
-from introspect_cli.compare.evidence import RANDOM, Evidence, Known, Thing
+from introspect_cli.compare.evidence import RANDOM, Evidence, Known, Thing, with_state
 from introspect_cli.compare.reasons.draws import find_one_sided_draw
 from introspect_cli.compare.reasons.forward import draws_nothing, find_call_counts
 from introspect_cli.compare.reasons.rows import reason_named
@@ -58,7 +58,7 @@ def explanation_of(at: View) -> Explanation:
     findings += [] if proved else say.left([*reason.remaining(at), *unseen])
     findings.sort(key=lambda one: list(Certainty).index(one.certainty))
     more = [told("rounding-alone")] if at.rounding and not proved else []
-    more += [told("grown", first=at.tolerated)] if at.cause.has_grown and at.tolerated else []
+    more += [told("grown", first=at.tolerated)] if with_state(at.cause.evidence, Known.WITHIN) and at.tolerated else []
     return Explanation(_head_of(at), evidence, tuple(findings), tuple(more))
 
 

@@ -53,17 +53,18 @@ def call_cause(step: Step, position: int) -> Cause | None:
         return None
     running = step.around(site.fqn, order)
     if of_itself:
-        begun = step.sequence_of(step.of_call(site.phase, Kind.INPUT, site.fqn, site.call))
-        running = None if begun is None else Call(site.fqn, site.call, begun, order)
+        begun = step.table.order_of[step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)].min(initial=np.inf)
+        running = Call(site.fqn, site.call, float(begun), order) if np.isfinite(begun) else None
     if running is None:
-        if step.anything_before(order):
+        if is_fed(step, position):
             return None
         return cause("module", *evidence_of("module", step, position)) if of_itself else _script_cause(step, position)
     fqn, call, start, _ = running
     # The module that is given a parameter is not under way yet, and the one around it has made that.
     before = order if of_itself else order - 0.25
-    fed = step.differs(site.phase, Kind.INPUT, fqn, call) or step.differs_inside(fqn, start, before)
-    if fed or step.tensors_differ(fqn, before) or step.rng_differs():
+    given = (step.sites[place] for place in step.differing(Kind.INPUT, fqn))
+    fed = any((each.phase, each.call) == (site.phase, call) for each in given)
+    if fed or step.differs_inside(fqn, start, before) or step.tensors_differ(fqn, before) or step.rng_differs():
         return None
     after = last_child(step, fqn, start, order)
     if of_itself and not after:

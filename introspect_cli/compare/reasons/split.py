@@ -18,7 +18,7 @@ import numpy as np
 from introspect_cli.compare.ledger import At
 from introspect_cli.compare.measure import Records
 from introspect_cli.compare.names import FORWARD
-from introspect_cli.compare.reasons.base import cause, evidence_of
+from introspect_cli.compare.reasons.base import cause, evidence_of, is_fed
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.table import OTHER, columns, kind_code
 from introspect_cli.compare.wholes import Microbatch, microbatches
@@ -57,7 +57,7 @@ def cuts_of(step: Step) -> list[tuple[list[Microbatch], int]]:
 
 def split_cause(step: Step, position: int) -> Cause | None:
     """Cause `split` where `split_finding` finds something and nothing differs before; None otherwise."""
-    if step.anything_before(step.order_at(position)) or split_finding(step, position) is None:
+    if is_fed(step, position) or split_finding(step, position) is None:
         return None
     return cause("split", *evidence_of("split", step, position))
 

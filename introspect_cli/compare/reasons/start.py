@@ -81,11 +81,11 @@ def left_in_initial(at: View) -> Iterator[str]:
 def left_outside(at: View) -> Iterator[str]:
     """Codes of the remaining causes of a change between steps.
 
-    `update-before` where one run's value was taken from the end of its previous step. Then
-    `rule-by-hand` alone where a run updates its parameters without an optimizer; else `evaluation-in-train` for a
-    buffer, loading, averaging, copying and changes in place.
+    `update-before` where one run alone lists start values in each step. Then `rule-by-hand` alone where a run updates
+    its parameters without an optimizer; else `evaluation-in-train` for a buffer, loading, averaging, copying and
+    changes in place.
     """
-    if at.union in at.table.left:
+    if len({*at.step.comparison.lists_starts}) > 1:  # the start values of one run are what its step before left
         yield "update-before"
     if updates_by_hand(at.step):
         yield "rule-by-hand"

@@ -44,7 +44,7 @@ def subject_of(step: Step, position: int) -> tuple[str, Role]:
     before, or if the other run has that name too and an earlier record of both runs, saved files left out,
     differs.
     """
-    names, inside = step.one_sided("a" if step.divergences.row_a[position] >= 0 else "b")
+    names, inside = step.one_sided["a" if step.divergences.row_a[position] >= 0 else "b"]
     subject, head = step.sites[position].fqn, owner_of(step.sites[position].fqn)
     while head and head in names:
         subject, head = head, owner_of(head)
@@ -52,7 +52,7 @@ def subject_of(step: Step, position: int) -> tuple[str, Role]:
         return subject, Role.PROPAGATED
     computed = step.alignment.kind[step.divergences.site[:position]] != kind_code(Kind.PRODUCT)  # files change nothing
     earlier = bool((computed & ~step.divergences.one_sided[:position]).any())
-    other = step.alignment.names_b if step.divergences.row_b[position] < 0 else step.alignment.names_a
+    other = step.alignment.names[bool(step.divergences.row_b[position] < 0)]
     return subject, Role.PROPAGATED if earlier and subject in other else Role.ORIGIN
 
 
@@ -167,7 +167,7 @@ def _find_not_stepped(at: View) -> Iterator[Finding]:
     The latter at the start of the first step that has it, the former in the optimizer phase; nothing otherwise.
     """
     root, alignment = at.site.fqn.partition(".")[0], at.step.alignment
-    others = (u for u in at.table.rows_of(at.side_without) if PHASES[alignment.phase[u]] is not Phase.OPTIMIZER)
+    others = (u for u in at.table.rows_of[at.side_without] if PHASES[alignment.phase[u]] is not Phase.OPTIMIZER)
     ran = any(alignment.fqn[union].partition(".")[0] == root for union in others)
     if at.site.phase is Phase.START and not ran and not at.step.is_recorded_before(at.site.fqn):
         yield found("model-not-run", other=at.side_without)

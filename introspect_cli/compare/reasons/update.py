@@ -170,7 +170,8 @@ def _is_fed_by_then(step: Step, position: int) -> bool:
     site, order = step.sites[position], step.order_at(position)
     in_call = site.kind is Kind.BUFFER or site.phase is Phase.FORWARD
     ran = [call.ended for call in step.calls if in_call and call.fqn == owner_of(site.fqn)]
-    return step.rng_differs() or step.anything_before(min(max(ran, default=order), order))
+    fed = step.rng_differs() or bool(step.begins.names)
+    return fed or step.differs_before(min(max(ran, default=order), order))
 
 
 def buffer_cause(step: Step, position: int) -> Cause | None:

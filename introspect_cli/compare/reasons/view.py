@@ -98,7 +98,7 @@ class View:
 
     def recorded(self, side: str, sites: Iterable[int]) -> list[int]:
         """Those of `sites` (numbers in the alignment) that run `side` recorded in the step, in their order."""
-        rows = self.table.rows_of(side)
+        rows = self.table.rows_of[side]
         return [site for site in sites if site in rows]
 
     @cached_property
@@ -205,7 +205,7 @@ class View:
     def optimizers(self) -> tuple[list[str], list[str]]:
         """Names of the optimizers that recorded hyper-parameters in the step: in a, in b; scalers left out."""
         names, kinds = self.table.alignment.fqn, self.table.alignment.kind
-        every = ([(names[union], KINDS[kinds[union]]) for union in self.table.rows_of(side)] for side in "ab")
+        every = ([(names[union], KINDS[kinds[union]]) for union in self.table.rows_of[side]] for side in "ab")
         one, two = ([*dict.fromkeys(n for n, kind in each if kind in SETTING_KINDS and n != SCALER)] for each in every)
         return one, two
 

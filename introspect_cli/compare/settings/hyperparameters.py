@@ -80,7 +80,7 @@ def _recorded(table: Table, held: tuple[str, str, str] | None = None) -> dict[tu
     """
     alignment, sites = table.alignment, dict[tuple[str, str, str], dict[str, int]]()
     for place, side in enumerate("ab", 1):
-        for union in table.rows_of(side):
+        for union in table.rows_of[side]:
             owner = alignment.fqn[union]
             if KINDS[alignment.kind[union]] in SETTING_KINDS and owner != SCALER:
                 parts = re.findall(r"[^\[\]'.]+", alignment.path[union])
