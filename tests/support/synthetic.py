@@ -148,7 +148,8 @@ def write_run(
     """
     store = StoreWriter.create(path, force=force)
     documents = dict(settings or {})
-    argv = documents.get("command", {}).get("argv", [])
+    command = documents.get("command")
+    argv = command.get("argv", []) if isinstance(command, dict) else []
     about = {"tool": {"name": "introspect", "version": "0.1.0"}, "script": "train.py", "argv": argv, "exit_code": 0}
     kept = {name: hex_digest(text.encode()) for name, text in {**(sources or {}), **(files or {})}.items()}
     for name, digest in kept.items():
