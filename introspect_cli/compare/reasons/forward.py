@@ -28,7 +28,7 @@ from introspect_cli.compare.step import (
     rests_on,
     trained,
 )
-from introspect_cli.compare.table import kind_code
+from introspect_cli.compare.table import DIFFERENT, kind_code
 from introspect_cli.records import DRAWN_BEFORE, GIVEN, SCALER, Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -62,9 +62,8 @@ def call_cause(step: Step, position: int) -> Cause | None:
     fqn, call, start, _ = running
     # The module that is given a parameter is not under way yet, and the one around it has made that.
     before = order if of_itself else order - 0.25
-    given = (step.sites[place] for place in step.differing(Kind.INPUT, fqn))
-    fed = any((each.phase, each.call) == (site.phase, call) for each in given)
-    if fed or step.differs_inside(fqn, start, before) or step.tensors_differ(fqn, before) or step.rng_differs():
+    fed = step.state[step.of_call(site.phase, Kind.INPUT, fqn, call)] == DIFFERENT
+    if fed.any() or step.differs_inside(fqn, start, before) or step.tensors_differ(fqn, before) or step.rng_differs():
         return None
     after = last_child(step, fqn, start, order)
     if of_itself and not after:
