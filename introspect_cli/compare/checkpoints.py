@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.elements import rounded
 from introspect_cli.compare.ledger import At, Ledger, Moment, ledgers
 from introspect_cli.compare.measure import (
     Layouts,
@@ -34,11 +33,11 @@ from introspect_cli.compare.measure import (
     same_numbers,
 )
 from introspect_cli.compare.names import owner_of
+from introspect_cli.compare.outcome import star
 from introspect_cli.compare.result import DiffResult, Divergence, Verdict
 from introspect_cli.compare.resumed import steps_counted
 from introspect_cli.compare.say import key_of, listed, some
 from introspect_cli.compare.table import KINDS, OTHER, columns, kind_code
-from introspect_cli.derived import ROUNDING
 from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, Status, Summary
@@ -106,8 +105,8 @@ def _moment_of(checkpoint: Run) -> At:
 def _choose_moment(reader: Reader, held: At, called: str) -> tuple[Moment, Ledger]:
     """The moment that matches the checkpoint, and the run's state then; reads all steps twice.
 
-    That with most equal checksums of the model, if it has half. Of several, or of all where none has, the one whose
-    tensors are nearest to those of the same names, then that with most of the optimizer's, then the earliest.
+    That with most equal checksums, if it has half. Of several, or of all where none has, the one whose tensors are
+    nearest to those of the same names, then the earliest.
 
     Args:
         reader: of the run.
@@ -117,22 +116,15 @@ def _choose_moment(reader: Reader, held: At, called: str) -> tuple[Moment, Ledge
     Raises:
         StoreError: the run has no parameters on record.
     """
-    sites, scores = columns(reader.sites), dict[Moment, list[int]]()
-    goals = [
-        np.array([checksum for (kind, _, _), checksum in held.tensors().items() if (kind == _STATE) is of_optimizer])
-        for of_optimizer in (False, True)
-    ]
-    for moment, state in ledgers(reader, sites):
-        sides = state.checksum[~state.of_optimizer], state.checksum[state.of_optimizer]
-        if sides[0].any():
-            scores[moment] = [int(np.isin(goal, side).sum()) for goal, side in zip(goals, sides, strict=True)]
-    if not scores:
+    sites = columns(reader.sites)
+    if not sites.are(*MODEL).any():
         raise StoreError(f"{called} has no parameters on record: no step of it can be compared with a checkpoint")
-    most = max(model for model, _ in scores.values())
-    rivals = [moment for moment, (model, _) in scores.items() if model == most or 2 * most < len(goals[0])]
-    best = min(
-        rivals, key=lambda moment: (_distance_at(moment, At(reader, sites, moment[0]), held), -scores[moment][1])
-    )
+    every = sites.are(Kind.OPTIMIZER_STATE).any()
+    goal = np.array([checksum for (kind, _, _), checksum in held.tensors().items() if every or kind != _STATE])
+    scores = {moment: int(np.isin(goal, state.checksum).sum()) for moment, state in ledgers(reader, sites)}
+    most = max(scores.values())
+    rivals = [moment for moment, equal in scores.items() if equal == most or 2 * most < len(goal)]
+    best = min(rivals, key=lambda moment: _distance_at(moment, At(reader, sites, moment[0]), held))
     return best, next(state for moment, state in ledgers(reader, sites) if moment == best)
 
 
@@ -267,7 +259,9 @@ _KINDS = [kind for kinds, *_ in _GROUPS for kind in kinds]
 def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
     """The answer for two checkpoints (or a checkpoint and a moment of a run), made from that of comparing them as runs.
 
-    Divergences are listed up to the limit asked for; of the answer as runs, settings and counts are kept.
+    Divergences are listed up to the limit asked for; of the answer as runs, settings and counts are kept. Tensors in
+    other forms are matched, which reads them. Where one side is a moment of a run, what one side alone has may not have
+    been recorded, and is not compared, but for parameters of the run.
 
     Args:
         answer: of the comparison as runs.
@@ -275,18 +269,55 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
         asked: the options as the user gave them.
         outcome: of their only rank.
     """
-    rename, there = outcome.match.rename or str, {*runs[1].rank(0).sites.fqn}
-    found = _differences(runs, asked, outcome, rename)
-    verdict, sentence, evidence = _said(found, runs)
-    names = {old: rename(old) for old in runs[0].rank(0).sites.fqn}
-    renamed = [f"{old} is {new} in b" for old, new in names.items() if new != old and new in there]
-    if renamed and not found.moment:
+    rename = outcome.match.rename or str
+    changes: tuple[Callable[[str], str], ...] = rename, str
+    named = [
+        {(one.site.kind, change(one.site.fqn), one.site.path): one.summary for one in each.rank(0).records(0)}
+        for change, each in zip(changes, runs, strict=True)
+    ]
+    kinds = [{kind for kind, fqn, _ in each if asked.wants(kind, fqn)} for each in named]
+    moments_of = [str(each.manifest["checkpoint"].get("moment", "")) for each in runs]
+    run = next((side for side, moment in zip("ab", moments_of, strict=True) if moment), "")
+    tensors = sorted((one for one in outcome.listed if one.site.kind in kinds[0] & kinds[1]), key=_listing_order)
+    left = [one for one in tensors if one.site.kind in MODEL and _how(one) != "value"]
+    models = [{fqn: summary for (kind, fqn, _), summary in each.items() if kind in MODEL} for each in named]
+    forms = forms_of(runs, models, [[one.site.fqn for one in left if one.only != side] for side in "ba"])
+    settled = {name for form in forms for name in (*form.a, *form.b)}
+    tensors = [one for one in tensors if one not in left or one.site.fqn not in settled]
+    unrecorded = [one for one in tensors if run and one.only and (one.only, one.site.kind) != (run, Kind.PARAM)]
+    tensors = [one for one in tensors if one not in unrecorded]
+    counts = Counter(kind for kind, fqn, path in named[0] if (kind, fqn, path) in named[1] and asked.wants(kind, fqn))
+    counts[Kind.PARAM] += sum(len(form.a) for form in forms if form.a != form.b)
+    differs, doubts, evidence = _clauses(tensors, counts), list[str](), list[str]()
+    if unread := max(sum(one.status is Status.NOT_OBSERVED for one in each.values()) for each in named):
+        doubts.append(f"{unread:,} could not be read")
+    own = {rename(fqn): fqn for fqn in runs[0].rank(0).sites.fqn}
+    alike = defaultdict[tuple[str, bool], list[Form]](list)
+    for form in forms:
+        alike[form.words, form.proven].append(form)
+    for (words, proven), [form, *others] in alike.items():
+        text = words.format(a=" + ".join(own[name] for name in form.a), b=" + ".join(form.b))
+        text += f" (and {len(others):,} more so)" if others else ""
+        (evidence if proven else doubts).append(text if proven else f"{text}{_UNPROVEN}")
+    evidence += [f"not compared, because only one side recorded it: {_names(unrecorded)}"] if unrecorded else []
+    for side, alone in (("a", kinds[0] - kinds[1]), ("b", kinds[1] - kinds[0])):
+        names = [kind.several for kind in _KINDS if kind in alone]
+        evidence += [f"only {side} holds {listed(names)}: not compared"] if names else []
+    agrees = not doubts and not any(one.site.kind in MODEL for one in tensors)
+    changed = ", in part in another form" * any(one.words is not _EQUAL for one in forms)
+    verdict, sentence = _sentence(
+        counts, differs, doubts, run, max(moments_of), agrees, outcome.tally["within"], changed
+    )
+    evidence = [*differs[1:], *doubts, *evidence] if verdict is Verdict.DIVERGED else evidence
+    there = {*runs[1].rank(0).sites.fqn}
+    renamed = [f"{old} is {new} in b" for new, old in own.items() if new != old and new in there]
+    if renamed and not run:
         evidence.append(f"names differ: {some(renamed)}")
-    steps = [steps_counted(_moment_of(run), Phase.START) for run in runs]
+    steps = [steps_counted(_moment_of(run)) for run in runs]
     if steps[0] != steps[1] and None not in steps:
         a, b = (count(int(step or 0), "step") for step in steps)
         evidence.append(f"the optimizer has made {a} in a and {b} in b")
-    first = found.tensors[0] if verdict is Verdict.DIVERGED and found.tensors else None
+    first = tuple(tensors[:1]) if verdict is Verdict.DIVERGED else ()
     # what the files do not tell; not what captures of runs leave out
     notes = (f"{name}: {text}." for name, run in zip("ab", runs, strict=True) for text in run.manifest["not_observed"])
     return DiffResult(
@@ -295,84 +326,14 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
         verdict,
         sentence,
         evidence=tuple(evidence),
-        first=first,
-        candidates=() if first is None else (first,),
-        divergences=tuple(found.tensors if asked.whole_step else found.tensors[: asked.limit]),
+        first=first[0] if first else None,
+        candidates=first,
+        divergences=tuple(tensors if asked.whole_step else tensors[: asked.limit]),
         settings=answer.settings,
         notes=tuple(notes),
-        counts=answer.counts._replace(diverged=len(found.tensors)),
+        counts=answer.counts._replace(diverged=len(tensors)),
         subject="checkpoints",
     )
-
-
-class Differences(NamedTuple):
-    """How two checkpoints differ.
-
-    Attributes:
-        counts: tensors that both have, by kind.
-        tensors: those that differ, in the order in which they are listed (`_listing_order`).
-        forms: what one has in another form than the other.
-        beside: lines on what was not compared.
-        unread: tensors that could not be read.
-        within: values that differ within the tolerance or noise given.
-        run: `a` or `b`, where that is the moment of a run and no checkpoint; "" where both are checkpoints.
-        moment: which moment, in words; "" for none.
-    """
-
-    counts: Counter[Kind]
-    tensors: list[Divergence]
-    forms: list[Form]
-    beside: list[str]
-    unread: int
-    within: int
-    run: str
-    moment: str
-
-
-def _differences(
-    runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome, rename: Callable[[str], str]
-) -> Differences:
-    """How two checkpoints differ, in kinds that both have; tensors in other forms are matched, which reads them.
-
-    Where one is a moment of a run, what one side alone has may not have been recorded, and is not compared, but for
-    parameters of the run.
-
-    Args:
-        runs: the checkpoints a and b.
-        asked: the options as the user gave them.
-        outcome: of comparing them by name.
-        rename: a's names to b's.
-    """
-    moments_of = {
-        str(each.manifest["checkpoint"].get("moment", "")): side for side, each in zip("ab", runs, strict=True)
-    }
-    moment = max(moments_of)
-    run = moments_of[moment] if moment else ""
-    changes: tuple[Callable[[str], str], ...] = rename, str
-    named = [
-        {(one.site.kind, change(one.site.fqn), one.site.path): one.summary for one in each.rank(0).records(0)}
-        for change, each in zip(changes, runs, strict=True)
-    ]
-    wanted = [[key for key in each if asked.wants(*key[:2])] for each in named]
-    kinds = [{kind for kind, _, _ in each} for each in wanted]
-    models = [{fqn: summary for (kind, fqn, _), summary in each.items() if kind in MODEL} for each in named]
-    tensors = sorted((one for one in outcome.listed if one.site.kind in kinds[0] & kinds[1]), key=_listing_order)
-    left = [one for one in tensors if one.site.kind in MODEL and _how(one) != "value"]
-    forms = forms_of(runs, models, [[one.site.fqn for one in left if one.only != side] for side in "ba"])
-    settled = {name for form in forms for name in (*form.a, *form.b)}
-    tensors = [one for one in tensors if one not in left or one.site.fqn not in settled]
-    unrecorded = [one for one in tensors if run and one.only and (one.only, one.site.kind) != (run, Kind.PARAM)]
-    counts = Counter(key[0] for key in wanted[0] if key in named[1])
-    counts[Kind.PARAM] += sum(len(form.a) for form in forms if form.a != form.b)
-    beside = [f"not compared, because only one side recorded it: {_names(unrecorded)}"] if unrecorded else []
-    for side, alone in (("a", kinds[0] - kinds[1]), ("b", kinds[1] - kinds[0])):
-        names = [kind.several for kind in _KINDS if kind in alone]
-        beside += [f"only {side} holds {listed(names)}: not compared"] if names else []
-    tensors = [one for one in tensors if one not in unrecorded]
-    own = {rename(fqn): fqn for fqn in runs[0].rank(0).sites.fqn}
-    forms = [form._replace(a=tuple(own[name] for name in form.a)) for form in forms]
-    unread = max(sum(one.status is Status.NOT_OBSERVED for one in each.values()) for each in named)
-    return Differences(counts, tensors, forms, beside, unread, outcome.tally["within"], run, moment)
 
 
 def _how(tensor: Divergence) -> str:
@@ -401,23 +362,19 @@ class Form(NamedTuple):
         a: its name (b's word for it), or those of several that are one in b, in their order.
         b: its name in b, or those of several.
         words: how one is the other.
-        proven: whether the elements are the same; None where they could not be compared.
+        proven: whether the elements were compared, and are the same; else extrema and moments are.
     """
 
     a: tuple[str, ...]
     b: tuple[str, ...]
     words: str
-    proven: bool | None = True
+    proven: bool = True
 
 
 _EQUAL = "{a} of a equals {b} of b"
 _TURNED = "{a} of a is {b} in b, transposed or in another shape"
 _MERGED = "{a} of a, put together, is {b} in b"
-_DOUBTS = {
-    True: "",
-    False: "; by extrema and moments, but its elements are in another order",
-    None: "; by extrema and moments, its elements were not compared",
-}
+_UNPROVEN = "; by extrema and moments, its elements were not compared"
 _MAX_PARTS = 8
 """Parts of one whole."""
 _MAX_PERMUTED = 4
@@ -431,8 +388,8 @@ def forms_of(
 ) -> list[Form]:
     """Tensors that are in the other checkpoint under another name, in another shape, or in parts; reads tensors.
 
-    First those of equal bits, the n-th of a with the n-th of b; then one or several that follow one another and have
-    the moments of one of the other; then those equal to one that is paired already (tied). Constants have no moments.
+    First those of equal bits, the n-th of a with the n-th of b, or with one that is paired already (tied); then one or
+    several that follow one another and have the moments of one of the other. Constants have no moments.
 
     Args:
         runs: the checkpoints a and b.
@@ -440,48 +397,48 @@ def forms_of(
         left: names that the other lacks, or has in another shape, of a and of b.
     """
     found, free = list[Form](), [dict.fromkeys(names) for names in left]
-    bits = [{name: summary.checksum for name, summary in each.items()} for each in models]
-    every = [{name: moments(summary) for name, summary in each.items()} for each in models]
-    known = [{name: sums for name, sums in each.items() if sums and sums.low != sums.high} for each in every]
+    sums = [{name: moments(summary) for name, summary in each.items()} for each in models]
+    known = [{name: of for name, of in each.items() if of and of.low != of.high} for each in sums]
+    alike: list[dict[int, list[str]]] = [defaultdict(list), defaultdict(list)]
+    for side, each in enumerate(models):
+        for name, summary in each.items():
+            if name in free[side] or name in known[side]:
+                alike[side][summary.checksum].append(name)
 
-    def add(side: int, parts: Sequence[str], whole: str, words: str) -> None:
+    def add(side: int, parts: Sequence[str], whole: str, words: str, *, proven: bool = True) -> None:
         """Add the form of tensors of one side (0 for a, 1 for b) that are one of the other."""
-        form: tuple[tuple[str, ...], bool | None] = tuple(parts), True
-        if words is not _EQUAL:
-            pieces = [runs[side].tensor(bits[side][name]) for name in parts]
-            form = _proof(parts, pieces, runs[1 - side].tensor(bits[1 - side][whole]))
-        names = form[0], (whole,)
-        found.append(Form(names[side], names[1 - side], words, form[1]))
+        names = tuple(parts), (whole,)
+        found.append(Form(names[side], names[1 - side], words, proven))
         for name in parts:
             free[side].pop(name, None)
         free[1 - side].pop(whole, None)
 
-    alike: dict[int, list[str]] = defaultdict(list)
-    for name in reversed(free[1]):
-        alike[bits[1][name]].append(name)
-    for name in [*free[0]]:
-        if alike[bits[0][name]]:
-            add(0, [name], alike[bits[0][name]].pop(), _EQUAL)
     for side in (0, 1):
-        one, two = ({name: of[name] for name in names if name in of} for names, of in zip(free, known, strict=True))
-        for parts, whole in _merges(*((two, one) if side else (one, two))):
-            add(side, parts, whole, _MERGED if len(parts) > 1 else _TURNED)
-    for side, names in enumerate([[*each] for each in free]):
-        others = {bits[1 - side][name]: name for name in known[1 - side]}
-        for name in names:
-            if other := others.get(bits[side][name]):
-                add(side, [name], other, _EQUAL)
+        for name in [*free[side]]:
+            others = alike[1 - side][models[side][name].checksum]
+            if whole := min(others, key=lambda other: other not in free[1 - side], default=""):
+                add(side, [name], whole, _EQUAL)
+    for side in (0, 1):
+        parts, wholes = ({name: known[of][name] for name in free[of] if name in known[of]} for of in (side, 1 - side))
+        for names, whole in _merges(parts, wholes):
+            pieces = [runs[side].tensor(models[side][name].checksum) for name in names]
+            target = runs[1 - side].tensor(models[1 - side][whole].checksum)
+            read = target is not None and all(piece is not None for piece in pieces)
+            order = _order_of(pieces, target) if read else range(len(names))
+            if order is not None:
+                words = _MERGED if len(names) > 1 else _TURNED
+                add(side, [names[at] for at in order], whole, words, proven=read)
     return found
 
 
-def _merges(parts: Mapping[str, Moments], wholes: Mapping[str, Moments]) -> Iterator[tuple[list[str], str]]:
+def _merges(parts: dict[str, Moments], wholes: dict[str, Moments]) -> Iterator[tuple[list[str], str]]:
     """1 to `_MAX_PARTS` tensors that follow one another, with the one that has their moments; each is used once.
 
     Candidates are tensors of one name whose modules have one parent (`attn.q.weight`, `attn.k.weight`).
 
     Args:
-        parts: moments of one checkpoint's tensors, in order.
-        wholes: moments of the other's.
+        parts: moments of one checkpoint's tensors, in order; what is yielded is taken out.
+        wholes: moments of the other's; as with `parts`.
     """
     families: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in parts:
@@ -489,105 +446,91 @@ def _merges(parts: Mapping[str, Moments], wholes: Mapping[str, Moments]) -> Iter
     index: dict[tuple[float, ...], list[str]] = defaultdict(list)
     for name, sums in wholes.items():
         index[sums[:4]].append(name)
-    used: tuple[set[str], set[str]] = set(), set()
     for members, length in product(families.values(), range(1, _MAX_PARTS + 1)):
         for start in range(len(members) - length + 1):
             names = members[start : start + length]
-            columns = zip(*(parts[name] for name in names), strict=True)
-            sums = Moments(*(of(column) for of, column in zip(_OF_PARTS, columns, strict=True)))
-            for whole in index.get(sums[:4], ()):
-                if same_numbers(sums, wholes[whole]) and whole not in used[1] and not used[0].intersection(names):
-                    used[0].update(names)
-                    used[1].add(whole)
+            if all(name in parts for name in names):
+                columns = zip(*(parts[name] for name in names), strict=True)
+                sums = Moments(*(of(column) for of, column in zip(_OF_PARTS, columns, strict=True)))
+                alike = (whole for whole in index[sums[:4]] if whole in wholes and same_numbers(sums, wholes[whole]))
+                if whole := next(alike, ""):
                     yield names, whole
+                    del wholes[whole]
+                    for name in names:
+                        del parts[name]
 
 
-def _proof(names: Sequence[str], pieces: Sequence[Any], whole: Any) -> tuple[tuple[str, ...], bool | None]:
-    """(parts in order, whether they make the whole in it): concatenated, or all transposed, and reshaped.
+def _order_of(pieces: Sequence[Any], whole: Any) -> Sequence[int] | None:
+    """The order in which pieces make the whole: concatenated, or all transposed, and reshaped; None for none.
 
-    Of more than `_MAX_PERMUTED` parts only the order given is tried; not known (None) where any cannot be read.
+    Of more than `_MAX_PERMUTED` pieces only the order given is tried.
     """
-    if whole is None or any(piece is None for piece in pieces):
-        return tuple(names), None
-    given = [*zip(names, pieces, strict=True)]
-    for order in permutations(given) if len(given) <= _MAX_PERMUTED else [given]:
-        for forms in ([piece for _, piece in order], [piece.T for _, piece in order]):
+    given = range(len(pieces))
+    for order in permutations(given) if len(pieces) <= _MAX_PERMUTED else [given]:
+        for forms in ([pieces[at] for at in order], [pieces[at].T for at in order]):
             for axis in range(forms[0].ndim):
                 with suppress(ValueError):  # shapes that cannot stand beside one another
                     if np.array_equal(np.concatenate(forms, axis).reshape(whole.shape), whole):
-                        return tuple(name for name, _ in order), True
-    return tuple(names), False
-
-
-def _are_rounded(runs: tuple[Run, Run], tensors: Iterable[Divergence]) -> bool:
-    """Whether of each tensor one value is the other rounded to its element type; False where any cannot be read."""
-    for tensor in tensors:
-        both = zip((tensor.a, tensor.b), runs, strict=True)
-        sides = [(side.layout.dtype, run.tensor(side.checksum)) for side, run in both if side is not None]
-        (_, fine), (dtype, coarse) = sorted(sides, key=lambda side: ROUNDING.get(side[0], np.inf))
-        if fine is None or coarse is None or fine.dtype.kind != "f" or dtype not in ROUNDING:
-            return False
-        if sides[0][0] == sides[1][0] or not np.array_equal(rounded(fine, dtype), coarse, equal_nan=True):
-            return False
-    return True
+                        return order
+    return None
 
 
 # --- words
 
 
-def _said(differences: Differences, runs: tuple[Run, Run]) -> tuple[Verdict, str, list[str]]:
-    """(verdict, the answer in a sentence, further lines of evidence).
+def _sentence(
+    counts: Counter[Kind],
+    differs: Sequence[str],
+    doubts: Sequence[str],
+    run: str,
+    moment: str,
+    agrees: bool,
+    within: int,
+    changed: str,
+) -> tuple[Verdict, str]:
+    """The verdict, and the answer in a sentence.
 
-    UNDECIDED if no tensor is in both; DIVERGED if any differs or a form is disproven; UNDECIDED if any tensor could not
-    be read or any form is not proven; else SAME.
+    UNDECIDED if no tensor is in both; DIVERGED if any differs; UNDECIDED if anything is in doubt; else SAME.
+
+    Args:
+        counts: tensors that both have, by kind.
+        differs: clauses on what differs.
+        doubts: clauses on what could not be compared.
+        run: `a` or `b`, where that is the moment of a run and no checkpoint; "" where both are checkpoints.
+        moment: which moment, in words.
+        agrees: whether nothing of the models differs, or is in doubt.
+        within: values that differ within the tolerance or noise given.
+        changed: words on tensors in another form.
     """
-    counts, run, when, within = differences.counts, differences.run, differences.moment, differences.within
-    differs, doubts, lines = _clauses(differences, runs), list[str](), list[str]()
-    if differences.unread:
-        doubts.append(f"{differences.unread:,} could not be read")
-    alike = defaultdict[tuple[str, bool | None], list[Form]](list)
-    for form in differences.forms:
-        alike[form.words, form.proven].append(form)
-    for (words, proven), [form, *others] in alike.items():
-        more = f" (and {len(others):,} more so)" if others else ""
-        text = f"{words.format(a=' + '.join(form.a), b=' + '.join(form.b))}{more}{_DOUBTS[proven]}"
-        {True: lines, False: differs, None: doubts}[proven].append(text)
-    lines += differences.beside
     if not counts.total():
-        return Verdict.UNDECIDED, "Could not tell: the checkpoints have no kind of tensor in common.", lines
+        return Verdict.UNDECIDED, "Could not tell: the checkpoints have no kind of tensor in common."
     models = [kind.several for kind in MODEL if counts[kind]]
     holds = f"The checkpoints {'agree' if within else 'hold the same'}"
     if run and models:
-        holds = f"Checkpoint {OTHER[run]} has the {listed(models)} that run {run} has {when}"
+        holds = f"Checkpoint {OTHER[run]} has the {listed(models)} that run {run} has {moment}"
+    if differs and not (agrees and models):
+        nearest = f"At no recorded step has run {run} all tensors of the checkpoint: nearest is {moment}, where "
+        return Verdict.DIVERGED, f"{nearest if run else 'The checkpoints differ: '}{differs[0]}."
     if differs:
         close = "within the tolerance" if within else "equal"
-        holds = f"{holds}, but " if run and not within else f"The checkpoints differ, though the models are {close}: "
-        agree = all(form.proven for form in differences.forms) and not differences.unread
-        if not models or not agree or any(tensor.site.kind in MODEL for tensor in differences.tensors):
-            nearest = f"At no recorded step has run {run} all tensors of the checkpoint: nearest is {when}, where "
-            holds = nearest if run else "The checkpoints differ: "
-        return Verdict.DIVERGED, f"{holds}{differs[0]}.", [*differs[1:], *doubts, *lines]
+        apart = f"The checkpoints differ, though the models are {close}: "
+        return Verdict.DIVERGED, f"{f'{holds}, but ' if run and not within else apart}{differs[0]}."
     if doubts:
-        return Verdict.UNDECIDED, f"Could not tell: {'; '.join(doubts)}; all else is equal.", lines
-    changed = ", in part in another form" if any(one.words is not _EQUAL for one in differences.forms) else ""
+        return Verdict.UNDECIDED, f"Could not tell: {'; '.join(doubts)}; all else is equal."
     parts = [count(number, *words) for kinds, *words in _GROUPS if (number := sum(counts[kind] for kind in kinds))]
     equal = f"agree, {within:,} of them only within the tolerance or noise given" if within else "are equal"
-    return Verdict.SAME, f"{holds}{changed}: all {listed(parts)} {equal}.", lines
+    return Verdict.SAME, f"{holds}{changed}: all {listed(parts)} {equal}."
 
 
-def _clauses(differences: Differences, runs: tuple[Run, Run]) -> list[str]:
-    """Clauses on tensors that differ: values by group of kinds, other shapes, then what one lacks.
-
-    Of other element types, whether all are the other's values rounded; that reads these tensors.
-    """
+def _clauses(tensors: Iterable[Divergence], counts: Counter[Kind]) -> list[str]:
+    """Clauses on tensors that differ: values by group of kinds, other shapes, then what one lacks."""
     clauses, by_how = list[str](), defaultdict[str, list[Divergence]](list)
-    for tensor in differences.tensors:
+    for tensor in tensors:
         by_how[_how(tensor)].append(tensor)
     for kinds, *words in _GROUPS:
         if members := [tensor for tensor in by_how["value"] if tensor.site.kind in kinds]:
-            total, rounds = sum(differences.counts[kind] for kind in kinds), _are_rounded(runs, members)
-            text = f"{len(members):,} of {count(total, *words)} differ{'s' * (len(members) == 1)}: {_names(members)}"
-            clauses.append(f"{text}{', the same values rounded, element by element' * rounds}")
+            of = count(sum(counts[kind] for kind in kinds), *words)
+            clauses.append(f"{len(members):,} of {of} differ{'s' * (len(members) == 1)}: {_names(members)}")
     for how in ("shape", "a", "b"):
         lacks = f"{OTHER.get(how)} lacks {count(len(by_how[how]), 'tensor')} of {how}"
         clauses += [f"{'other shapes' if how == 'shape' else lacks}: {_names(by_how[how])}"] if by_how[how] else []
@@ -595,7 +538,12 @@ def _clauses(differences: Differences, runs: tuple[Run, Run]) -> list[str]:
 
 
 def _names(tensors: Iterable[Divergence]) -> str:
-    """The first three names and the number of others; an optimizer state is `exp_avg of fc.weight`."""
-    sites = (tensor.site for tensor in tensors)
-    names = [f"{key_of(site.path)} of {site.fqn}" if site.path else site.fqn for site in sites]
-    return some(names)
+    """The first three names and the number of others; an optimizer state is `exp_avg of fc.weight`.
+
+    Names that differ in numbers alone are one, with `*` for these.
+    """
+    alike = defaultdict[str, list[str]](list)
+    for site in (tensor.site for tensor in tensors):
+        name = f"{key_of(site.path)} of {site.fqn}" if site.path else site.fqn
+        alike[star(name)].append(name)
+    return some([names[0] if len(names) == 1 else pattern for pattern, names in alike.items()])

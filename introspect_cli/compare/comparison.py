@@ -64,7 +64,7 @@ class Comparison(Sides):
 
         Left out: settings; random states within a step if the captures recorded them at different moments; with ranks
         or calls put together, and of two implementations of one model, all random states; with calls put together
-        (`Splits.folded`) results of operators.
+        (`Splits.folds`) results of operators.
         """
         alignment = self.alignment
         mask = ~alignment.are(*SETTING_KINDS)
@@ -72,7 +72,7 @@ class Comparison(Sides):
             mask = mask & ~alignment.are(Kind.RNG)
         if self.is_whole:
             mask = mask & ~alignment.are(Kind.RNG)
-            if self.splits is not None and self.splits.folded:  # operators are numbered through all calls
+            if self.splits is not None and any(self.splits.folds):  # operators are numbered through all calls
                 mask = mask & ~alignment.are(Kind.OP_OUTPUT)
         return np.asarray(mask & ~draws_at_other_moments(alignment, *self.manifests))
 

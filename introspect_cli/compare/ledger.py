@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.table import PHASES, Columns, kind_code, phase_code
+from introspect_cli.compare.table import PHASES, Columns, phase_code
 from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Status
 
@@ -100,12 +100,6 @@ class At:
         rows, unseen = self.tensor_rows(phase).items(), Status.NOT_OBSERVED
         return {tensor: int(self.batch.checksum[row]) for tensor, row in rows if self.batch.status[row] != unseen}
 
-    def recorded_in(self, phase: Phase) -> set[Tensor]:
-        """Tensors that have a site in `phase`, in any step of the run."""
-        return {
-            tensor_of(self.sites, number) for number in np.flatnonzero(self.sites.are(*STATE_KINDS, phase)).tolist()
-        }
-
     def batches(self) -> dict[str, list[BatchValues]]:
         """Training batches of the step by loader, in order of calls: each batch as (path, checksum) sorted by path.
 
@@ -184,11 +178,6 @@ class Ledger:
     checksum: Any
     step: Any
     row: Any
-
-    @cached_property
-    def of_optimizer(self) -> Any:
-        """Mask of the tensors that are optimizer state."""
-        return np.array([kind == kind_code(Kind.OPTIMIZER_STATE) for kind, _, _ in self.tensors], np.bool_)
 
 
 def ledgers(reader: Reader, sites: Columns, steps: Sequence[int] | None = None) -> Iterator[tuple[Moment, Ledger]]:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, compress, product
 from typing import TYPE_CHECKING, Any
@@ -91,16 +91,12 @@ class Correspondence:
         """Function from a's names to b's, by `patterns` and `renamed`; None where all names are the same."""
         return renamer(self.patterns, {old: new.name for old, new in self.renamed.items()})
 
-    @cached_property
-    def asked(self) -> Rename | None:
-        """Function that applies only `patterns` to a's names; None where there are none."""
-        return renamer(self.patterns, {})
-
 
 def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int, *, listed: bool) -> Correspondence:
-    """Which name of a rank of a is which of b, matched by value.
+    """Which name of a rank of a is which of b, by equal checksums in the first, second and last step that both have.
 
-    By `--rename` alone if either reader stands for several ranks, `by_value` is off, or all steps are equal.
+    By `--rename` alone if either reader stands for several ranks, `by_value` is off, all steps are equal, or there is
+    no common one. A name of a that is another module's in b gets one that b does not have (`DISPLACED`).
 
     Args:
         a: reader of run a's rank.
@@ -113,8 +109,24 @@ def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int, *, liste
         return Correspondence(options.rename)
     if not options.by_value or _last_chain(a) == _last_chain(b):
         return Correspondence(options.rename)
-    match = matched_by_value(a, b, options.rename, offset=offset, listed=listed)
-    return replace(match, is_port=False) if options.strict else match
+    steps = np.asarray(a.entries["step"])
+    steps = steps[np.isin(steps - offset, b.entries["step"])]
+    if not len(steps):
+        return Correspondence(options.rename)
+    chosen = sorted({int(steps[place]) for place in {0, min(1, len(steps) - 1), len(steps) - 1}})
+    one, two = Side(a, renamer(options.rename, {}), chosen), Side(b, None, [step - offset for step in chosen])
+    is_port = are_ports(one, two, listed=listed)
+    renamed = renamed_by_value(one, two, in_order=is_port)
+    patterns, is_port = options.rename, is_port and bool(renamed)
+    if is_port:
+        renamed |= _last_tensors(one, two, renamed)
+        (old, *more), (new, *others) = ({name.partition(".")[0]: 1 for name in side.tensors} for side in (one, two))
+        if not (more or others):  # the root alone: what has no partner keeps its name
+            patterns = (*patterns, (rf"^{re.escape(old)}$", new))
+    is_port = is_port and not options.strict
+    names = {new.name for new in renamed.values()}
+    taken = [name for name in names if name not in renamed and name in one.around]
+    return Correspondence(patterns, renamed | {name: Renamed(name + DISPLACED) for name in taken}, is_port)
 
 
 def other_roots(a: Run, b: Run, options: DiffOptions) -> Correspondence | None:
@@ -140,40 +152,6 @@ _PARAM = Kind.PARAM.value
 def _last_chain(reader: Reader) -> tuple[int, bytes]:
     """(number of steps, digest chained over all of them): equal for ranks that recorded the same in all steps."""
     return (len(reader), reader.entry(len(reader) - 1).chain) if len(reader) else (0, b"")
-
-
-def matched_by_value(
-    a: RankReader, b: RankReader, patterns: Sequence[tuple[str, str]], *, offset: int, listed: bool
-) -> Correspondence:
-    """Which name of a is which of b, by equal checksums in the first, second and last step that both have.
-
-    By `patterns` alone where they have no step in common. A name of a that is another module's in b gets one that b
-    does not have (`DISPLACED`).
-
-    Args:
-        a: reader of run a's rank.
-        b: reader of run b's rank.
-        patterns: (regular expression, replacement) for a's names, applied first.
-        offset: step k of b belongs to step k + offset of a.
-        listed: whether either run is a list of values.
-    """
-    steps = np.asarray(a.entries["step"])
-    steps = steps[np.isin(steps - offset, b.entries["step"])]
-    if not len(steps):
-        return Correspondence(patterns)
-    chosen = sorted({int(steps[place]) for place in {0, min(1, len(steps) - 1), len(steps) - 1}})
-    one, two = Side(a, Correspondence(patterns).asked, chosen), Side(b, None, [step - offset for step in chosen])
-    is_port = are_ports(one, two, listed=listed)
-    renamed = renamed_by_value(one, two, in_order=is_port)
-    is_port = is_port and bool(renamed)
-    if is_port:
-        renamed |= _last_tensors(one, two, renamed)
-        (old, *more), (new, *others) = ({name.partition(".")[0]: 1 for name in side.tensors} for side in (one, two))
-        if not (more or others):  # the root alone: what has no partner keeps its name
-            patterns = (*patterns, (rf"^{re.escape(old)}$", new))
-    names = {new.name for new in renamed.values()}
-    taken = [name for name in names if name not in renamed and name in one.around]
-    return Correspondence(patterns, renamed | {name: Renamed(name + DISPLACED) for name in taken}, is_port)
 
 
 # --- two implementations of one model

@@ -103,14 +103,12 @@ class Resumption(NamedTuple):
         run: `a` or `b`, the resumed run.
         at: the step of the other run that its first step is compared with.
         first: that first step.
-        sign: what says that it is resumed.
         parts: each part.
     """
 
     run: str
     at: int
     first: int
-    sign: str
     parts: tuple[Part, ...]
 
     @property

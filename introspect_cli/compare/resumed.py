@@ -25,26 +25,26 @@ with the values, or not recorded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.ledger import BEGUN, At, BatchValues, States, Tensor, ledgers, tensor_of
+from introspect_cli.compare.ledger import BEGUN, At, States, Tensor, ledgers, tensor_of
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.result import Part, Restored, Resumption
 from introspect_cli.compare.say import key_of, some
 from introspect_cli.compare.settings.beginning import DOCUMENT
-from introspect_cli.compare.table import ONLY_A, ONLY_B, WITHIN, Alignment, kind_code
-from introspect_cli.compare.watched import STATE_KINDS, observed_kinds
-from introspect_cli.labels import Label, Labels, step_words
+from introspect_cli.compare.table import KINDS, ONLY_A, ONLY_B, WITHIN, Alignment, kind_code
+from introspect_cli.compare.watched import STATE_KINDS
+from introspect_cli.labels import Labels, step_words
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
 from introspect_cli.store.batch import StepBatch, prepend_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -76,27 +76,19 @@ class Beginning:
     gap: bool = False
     resumed: bool = False
 
-    def lasting(self, recorded: frozenset[str]) -> Beginning:
-        """What still differs after a step that is equal: what no step records.
+    def after(self, recorded: frozenset[str], table: Table | None = None) -> Beginning:
+        """What differs as a later step begins: what no step records, and what the last one let pass.
 
         Args:
             recorded: FQNs of tensors that are recorded after optimizer steps.
+            table: the last step, whose causes (`Table.cause`) do not count as diverging; None where it was equal.
         """
-        names, within = self.names - recorded, self.within - recorded
-        return Beginning(names, within=within, diverged=self.diverged, resumed=self.resumed)
-
-    def after(self, table: Table, recorded: frozenset[str]) -> Beginning:
-        """What differs as the step after `table` begins; causes (`Table.cause`) do not count as diverging.
-
-        Args:
-            table: the step.
-            recorded: FQNs of tensors that are recorded after optimizer steps.
-        """
-        alignment, lasting = table.alignment, self.lasting(recorded)
-        sites = table.site[(table.state == WITHIN) & table.are(*_TENSORS)]
-        within = lasting.within | {alignment.fqn[site] for site in sites.tolist()}
-        diverged = self.diverged or bool((table.diverging & ~table.cause).any())
-        return replace(lasting, within=within, diverged=diverged)
+        names, within, diverged = self.names - recorded, self.within - recorded, self.diverged
+        if table is not None:
+            sites = table.site[(table.state == WITHIN) & table.are(*_TENSORS)]
+            within |= {table.alignment.fqn[site] for site in sites.tolist()}
+            diverged = diverged or bool((table.diverging & ~table.cause).any())
+        return Beginning(names, within=within, diverged=diverged, resumed=self.resumed)
 
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
@@ -155,7 +147,8 @@ def with_copied_starts(alignment: Alignment, side: int, before: At, batch: StepB
         other_union: union numbers of the other run's records of the step.
     """
     ids, rows_of = alignment.ids[side], before.tensor_rows() if before.recorded else {}
-    wanted = other_union[starts(alignment, other_union)]
+    wanted = other_union[alignment.are(*STATE_KINDS, Phase.START, sites=other_union)]
+    wanted = wanted[alignment.call[wanted] == 0]
     own = {union: number for number, union in enumerate(ids.tolist())} if len(wanted) else {}
     left = {
         union: rows_of[tensor_of(alignment, union)]
@@ -168,39 +161,14 @@ def with_copied_starts(alignment: Alignment, side: int, before: At, batch: StepB
     return prepend_rows(batch, before.batch, rows, numbers)
 
 
-def starts(alignment: Alignment, unions: Ids) -> Mask:
-    """Mask of union numbers that are sites of parameters, buffers or optimizer states as a step begins (call 0)."""
-    return np.asarray(alignment.are(*STATE_KINDS, Phase.START, sites=unions) & (alignment.call[unions] == 0))
-
-
-# --- resumed runs
-
-
-def beginning_at_resume(sides: Sides) -> Beginning:
-    """Tensors that differ as the run that begins later begins, from what the other run had after the step before.
-
-    Empty where both begin at one step, or the step before is not on record.
-    """
-    later = _later_run(sides)
-    if later is None:
-        return Beginning()
-    began, ended = later.begins.tensors(Phase.START), later.there.to(later.there.step - 1).tensors(Phase.OPTIMIZER)
-    unequal = {tensor for tensor in began.keys() & ended.keys() if began[tensor] != ended[tensor]}
-    return Beginning(
-        names=frozenset(fqn for kind, fqn, _ in unequal if kind != _STATE),
-        states=frozenset((fqn, path) for kind, fqn, path in unequal if kind == _STATE),
-        resumed=bool(unequal),
-    )
-
-
 # --- which run goes on, and from where
 
 
 _STATE = kind_code(Kind.OPTIMIZER_STATE)
-_STEP_OPTIONS = ("steps", "first", "last")
-"""Options of a capture that may leave out the steps before its first."""
-MAX_STEPS = 200
+_MOST_STEPS = 8
 """Steps from there on of which learning rates, batches and random states are held against each other."""
+_MOST_BEFORE = 200
+"""Steps before it in which the last value of a tensor is looked for."""
 
 
 @dataclass(frozen=True)
@@ -211,125 +179,69 @@ class ResumePoint:
         late: `a` or `b`, the run that goes on.
         begins: its first step.
         there: the step of the other run that this is compared with.
-        sign: what says so, in words.
     """
 
-    sides: Sides
     late: str
     begins: At
     there: At
-    sign: str = ""
 
-    def watches(self, kind: Kind) -> bool:
-        """Whether both captures were told to record a kind; a manifest that does not say counts as all."""
-        return all(kind.value in (observed_kinds(manifest) or {kind.value}) for manifest in self.sides.manifests)
-
-    @property
-    def firsts(self) -> tuple[At, At]:
-        """(first step of the resumed run, step of the other run that it is compared with)."""
-        return self.begins, self.there
-
-    def steps(self) -> Iterator[tuple[At, At]]:
-        """Pairs of corresponding steps (of the resumed run, of the other) that both recorded, from the first on.
-
-        `MAX_STEPS` numbers are looked at.
-        """
-        for after in range(MAX_STEPS):
-            late, whole = self.begins.to(self.begins.step + after), self.there.to(self.there.step + after)
-            if late.recorded and whole.recorded:
-                yield late, whole
+    @cached_property
+    def steps(self) -> list[tuple[At, At]]:
+        """Pairs of corresponding steps (of the resumed run, of the other): the first, and others that both recorded."""
+        later = [
+            (self.begins.to(self.begins.step + after), self.there.to(self.there.step + after))
+            for after in range(1, _MOST_STEPS)
+        ]
+        return [(self.begins, self.there), *(pair for pair in later if pair[0].recorded and pair[1].recorded)]
 
     @cached_property
     def had(self) -> dict[Tensor, int]:
         """Checksums that the other run had when the corresponding step began; empty where none are on record.
 
-        A tensor has its last one of the first step and the `MAX_STEPS` steps before. If the step before is not on
+        A tensor has its last one of the first step and the `_MOST_BEFORE` steps before. If the step before is not on
         record, the start values of this step are all.
         """
         reader, before = self.there.reader, self.there.step - 1
         if before not in reader:
             return self.there.tensors(Phase.START)
         every = reader.entries["step"].tolist()
-        steps = [step for step in every if step == every[0] or before - MAX_STEPS < step <= before]
+        steps = [step for step in every if step == every[0] or before - _MOST_BEFORE < step <= before]
         *_, (_, ledger) = ledgers(reader, self.there.sites, steps)  # all are one, as it is at the end
         return {tensor: int(value) for tensor, value in zip(ledger.tensors, ledger.checksum, strict=True) if value}
 
-    def both(self, late: object, whole: object) -> str:
-        """A value of the resumed run and one of the other, `1 -> 2` from a to b, numbers to six digits."""
-        values = (whole, late) if self.late == "b" else (late, whole)
-        return " -> ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in values)
 
-    def part(
-        self,
-        name: str,
-        steps: Iterable[tuple[At, At]],
-        read: Callable[[At], Mapping[Any, Any]],
-        *,
-        once: bool = False,
-        matters: bool = True,
-    ) -> Part:
-        """A part of a checkpoint, by what both runs have of it: NO at the first step in which any of it differs.
+def find_resume_point(sides: Sides) -> ResumePoint | None:
+    """The run that begins where the other has been; None where no offset shifts the steps, or a run is empty.
 
-        YES if all is equal, UNSEEN where neither run has a value that the other has.
+    It counts from 0: a capture that begins with a later step was told to leave out what came before.
+    """
+    if not sides.offset or not len(sides.a) or not len(sides.b):
+        return None
+    a, b = _first_steps(sides)
+    later = b.step + sides.offset - a.step
+    late, begins, whole = ("b", b, a) if later > 0 else ("a", a, b)
+    return None if begins.step or not later else ResumePoint(late, begins, whole.to(whole.step + abs(later)))
 
-        Args:
-            name: what the part is called.
-            steps: pairs of corresponding steps.
-            read: gives what a step has of the part, by (..., FQN, path).
-            once: whether the first step in which both have any decides.
-            matters: whether anything may rest on it where it was not seen.
-        """
-        seen, both = 0, set[Any]()
-        for sides in steps:
-            late, whole = map(read, sides)
-            names = late.keys() & whole.keys()
-            seen, both = seen + bool(names), names or both
-            if differ := sorted(of for of in names if late[of] != whole[of]):
-                named = [f"{key_of(path)} of {fqn}" if path else fqn for *_, fqn, path in differ]
-                text = f"{len(differ)} of {len(both)} differ, {some(named, 2)}"
-                if isinstance(value := late[differ[0]], float):
-                    text = f"{named[0]} {self.both(value, whole[differ[0]])}"
-                since = f" from step {sides[self.late == 'b'].step} on" if sides[0].step != self.begins.step else ""
-                return Part(name, Restored.NO, text + since)
-            if once and seen:
-                break
-        text = f"{len(both)} equal{f' in {seen} steps' * (seen > 1)}" if seen else ""
-        return Part(name, Restored.YES if seen else Restored.UNSEEN, text, matters or bool(seen))
+
+def beginning_at_resume(point: ResumePoint | None) -> Beginning:
+    """Tensors that differ as a resumed run begins, from what the other run had then (`ResumePoint.had`).
+
+    Empty where neither run is one.
+    """
+    if point is None:
+        return Beginning()
+    began, had = point.begins.tensors(Phase.START), point.had
+    unequal = {tensor for tensor in began.keys() & had.keys() if began[tensor] != had[tensor]}
+    return Beginning(
+        names=frozenset(fqn for kind, fqn, _ in unequal if kind != _STATE),
+        states=frozenset((fqn, path) for kind, fqn, path in unequal if kind == _STATE),
+        resumed=bool(unequal),
+    )
 
 
 def _first_steps(sides: Sides) -> tuple[At, At]:
     """(first recorded step of a, first recorded step of b)."""
     return At.first(sides.a, sides.sites[0]), At.first(sides.b, sides.sites[1])
-
-
-def _later_run(sides: Sides) -> ResumePoint | None:
-    """The run that begins later than the other, resumed or not; None where both begin at one step, or one is empty."""
-    a, b = _first_steps(sides)
-    later = b.step + sides.offset - a.step
-    if not later or not len(sides.a) or not len(sides.b):
-        return None
-    late, begins, whole = ("b", b, a) if later > 0 else ("a", a, b)
-    return ResumePoint(sides, late, begins, whole.to(whole.step + abs(later)))
-
-
-def find_resume_point(sides: Sides) -> ResumePoint | None:
-    """The resumed run and the first sign of it that holds; None where neither run is resumed.
-
-    A run is resumed only if it begins later than the other and its capture was not told to skip the steps before its
-    first.
-    """
-    later = _later_run(sides)
-    asked = {} if later is None else sides.manifests["ab".index(later.late)].get("options", {})
-    if later is None or (later.begins.step and any(asked.get(name) for name in _STEP_OPTIONS)):
-        return None  # the capture left out what came before
-    whole = At.first(later.there.reader, later.there.sites)
-    signs = {
-        "its framework counts on": offset_by_labels(sides.a.labels, sides.b.labels),
-        "its optimizer's state is not new when it begins": _has_trained(later.begins, whole),
-        "it read a checkpoint that the other run did not read": _read_more(sides, later.late),
-        "--offset says so": sides.options.offset,
-    }
-    return next((replace(later, sign=sign) for sign, holds in signs.items() if holds), None)
 
 
 def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
@@ -385,13 +297,12 @@ def offset_by_labels(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
         a: labels of a by step.
         b: labels of b by step.
     """
-    offsets: list[int] = []
-    for labels in (a, b):
-        counted = {count - step for step, given in labels.items() if isinstance(count := given.get("global_step"), int)}
-        if len(counted) != 1:  # nobody counts, or a training was begun anew within the run
-            return 0
-        offsets.append(counted.pop())
-    return offsets[1] - offsets[0]
+    counted = [
+        {count - step for step, given in labels.items() if isinstance(count := given.get("global_step"), int)}
+        for labels in (a, b)
+    ]
+    known = all(len(offsets) == 1 for offsets in counted)  # else nobody counts, or a training was begun anew within
+    return counted[1].pop() - counted[0].pop() if known else 0
 
 
 # --- by what a run begins with
@@ -439,34 +350,21 @@ def _matching_step(whole: At, start: Mapping[Tensor, int]) -> int | None:
     return steps[0] if goal is not None and len(steps) == 1 and 2 * best >= np.count_nonzero(goal) > 0 else None
 
 
-def steps_counted(at: At, phase: Phase) -> float | None:
-    """Largest number of steps that optimizer states count in this phase of the step; None where none counts."""
-    every = at.numbers(Kind.OPTIMIZER_STATE, phase)
+def steps_counted(at: At) -> float | None:
+    """Largest number of steps that optimizer states count as a step begins; None where none counts."""
+    every = at.numbers(Kind.OPTIMIZER_STATE, Phase.START)
     return max((value for (_, path), value in every if path == "['step']" and value is not None), default=None)
 
 
 def _has_trained(begins: At, whole: At) -> bool:
-    """Whether a run's optimizer had stepped as it began, more often than the other run's as that began.
+    """Whether a run begins with a state of an optimizer that is not 0, and that the other does not begin with.
 
     Args:
         begins: first step of the run.
         whole: first step of the other.
     """
-    late, other = _age(begins), _age(whole)
-    return late > other or late == np.inf
-
-
-_MOMENTS = ("exp_avg", "momentum", "square_avg")
-
-
-def _age(at: At) -> float:
-    """How many steps optimizer states count as a step begins; without counts, infinity if any moment is not 0.
-
-    Of a moment, a state with any of `_MOMENTS` in its path, that is the mean.
-    """
-    counted, states = steps_counted(at, Phase.START), at.numbers(Kind.OPTIMIZER_STATE, Phase.START)
-    moved = any(value for (_, path), value in states if any(name in path for name in _MOMENTS))
-    return counted if counted is not None else np.inf if moved else 0.0
+    others = dict(whole.numbers(Kind.OPTIMIZER_STATE, Phase.START))
+    return any(value and others.get(of) != value for of, value in begins.numbers(Kind.OPTIMIZER_STATE, Phase.START))
 
 
 # --- what it goes on with, part by part
@@ -474,14 +372,16 @@ def _age(at: At) -> float:
 
 RATES = "learning rates and schedulers"
 PLACE = "place in the data"
+_COPIES = "averaged copies"
 _AVERAGE_CLASSES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverage")
 """Classes of models that hold a moving average of another."""
-_MAX_LATER_STEPS = 8
-"""Steps in which a generator is looked for."""
+
+Values = dict[Any, Any]
+"""What a step has of a part of a checkpoint, by (..., FQN, path)."""
 
 
 def resumption_of(resume: ResumePoint, *, is_cut: bool) -> Resumption:
-    """What the resumed run restored of each part of a checkpoint; reads the common steps of both runs.
+    """What the resumed run restored of each part of a checkpoint, by the first common steps of both runs.
 
     With `is_cut`, the place in the data is UNSEEN unless it was restored.
 
@@ -489,20 +389,28 @@ def resumption_of(resume: ResumePoint, *, is_cut: bool) -> Resumption:
         resume: which run goes on from which.
         is_cut: whether ranks or calls are put together, so that a batch of one run need not be one of the other.
     """
-    where = _place(resume)
-    if is_cut and where.state is not Restored.YES:
-        where = Part(PLACE, Restored.UNSEEN, "a batch is cut differently")
+    first, steps, held = resume.steps[0], resume.steps, _tensors(resume)
+
+    def part(name: str, pairs: Iterable[tuple[At, At]], read: Callable[[At], Values], *, matters: bool = True) -> Part:
+        """The part that `read` gives of these steps."""
+        return _part(name, ((read(late), read(whole)) for late, whole in pairs), matters=matters)
+
+    place = part(PLACE, steps, lambda at: _batches(at, slice(-1 if at in first else 0, None)) or _inputs(at))
+    if is_cut and place.state is not Restored.YES:
+        place = Part(PLACE, Restored.UNSEEN, "a batch is cut differently")
+    copies = [held[_COPIES]]
+    if part(_COPIES, [first], lambda at: at.tensors(Phase.OPTIMIZER)).state is not Restored.NO:  # else they differ, too
+        copies += [(_copies(late), _copies(whole)) for late, whole in steps[1:2]]
     parts = (
-        *(_tensors(resume, kind) for kind in STATE_KINDS),
-        resume.part(RATES, resume.steps(), lambda at: _numbers(at, lambda of: of[1].endswith("['lr']"))),
-        resume.part("scaler", [resume.firsts], lambda at: _numbers(at, lambda of: of[0] == SCALER), matters=False),
-        *_random(resume),
-        where,
-        resume.part("counters", [resume.firsts], _counters)._replace(matters=False),
-        # other copies differ once anything that they are made of does
-        resume.part("averaged copies", _while_equal(resume), _copies, once=True, matters=False),
+        *(_part(each.several, [held[each.several]], matters=not resume.had) for each in STATE_KINDS),
+        part(RATES, steps, lambda at: _numbers(at, lambda of: of[1].endswith("['lr']"))),
+        part("scaler", [first], lambda at: _numbers(at, lambda of: of[0] == SCALER), matters=False),
+        *_random(steps),
+        place,
+        part("counters", [first], _counters)._replace(matters=False),
+        _part(_COPIES, copies, matters=False, once=True),
     )
-    return Resumption(resume.late, resume.there.step, resume.begins.step, resume.sign, parts)
+    return Resumption(resume.late, resume.there.step, resume.begins.step, parts)
 
 
 def holds_part(site: Site, part: Part) -> bool:
@@ -512,142 +420,111 @@ def holds_part(site: Site, part: Part) -> bool:
     return part.part == {Kind.BATCH: PLACE, Kind.OPTIMIZER_STATE: Kind.OPTIMIZER_STATE.several}.get(site.kind)
 
 
-def _tensors(resume: ResumePoint, kind: Kind) -> Part:
-    """Part: parameters, buffers or optimizer states, but for averaged and evaluation copies.
+def _part(name: str, pairs: Iterable[tuple[Values, Values]], *, matters: bool = True, once: bool = False) -> Part:
+    """A part of a checkpoint: NO if values of it that both runs have differ in any pair, YES if all are equal.
 
-    Of states, one that a run lacks differs; but if the resumed run begins without any and they are equal after its
-    first step, UNSEEN.
+    UNSEEN where no value is in both.
 
     Args:
-        resume: which run goes on from which.
-        kind: PARAM, BUFFER or OPTIMIZER_STATE.
+        name: what the part is called.
+        pairs: what corresponding steps of the resumed run and of the other have.
+        matters: whether anything may rest on it where it was not seen.
+        once: whether the first pair with any value in both decides.
     """
-    if not resume.watches(kind):
-        return Part(kind.several, Restored.UNSEEN)
-    began, there = (_of_kind(values, kind) for values in (resume.begins.tensors(Phase.START), resume.had))
-    if kind is Kind.OPTIMIZER_STATE:
-        # a state that is recorded as its optimizer first steps was not seen as this step began
-        both = (there.keys() | began.keys()) - (resume.begins.recorded_in(Phase.START) - began.keys())
-        began, there = ({of: of_run.get(of, 0) for of in both} for of_run in (began, there))
-    part = resume.part(
-        kind.several, [resume.firsts], lambda at: began if at is resume.begins else there, matters=not resume.had
-    )
-    if kind is Kind.OPTIMIZER_STATE and part.state is Restored.NO:
-        late, whole = (steps_counted(side, Phase.OPTIMIZER) for side in resume.firsts)
-        if None not in {late, whole} and late != whole:
-            return part._replace(text=f"step {resume.both(late, whole)}")
-        left = [_of_kind(side.tensors(Phase.OPTIMIZER), kind) for side in resume.firsts]
-        if not any(began.values()) and left[0] and left[0] == left[1]:  # it was there and nobody looked
-            return Part(part.part, Restored.UNSEEN, f"not as {resume.late} begins, equal after its first step")
-    return part
+    seen = 0
+    for late, whole in pairs:
+        both = late.keys() & whole.keys()
+        seen = seen or len(both)
+        if differ := sorted(of for of in both if late[of] != whole[of]):
+            names = [f"{key_of(path)} of {fqn}" if path else fqn for *_, fqn, path in differ]
+            return Part(name, Restored.NO, f"{len(differ)} of {len(both)} differ, {some(names, 2)}")
+        if both and once:
+            break
+    return Part(name, Restored.YES, f"{seen} equal") if seen else Part(name, Restored.UNSEEN, matters=matters)
 
 
-def _of_kind(values: Mapping[Tensor, int], kind: Kind) -> dict[Tensor, int]:
-    """Those of a kind that are of no copy of a model."""
-    return {tensor: value for tensor, value in values.items() if tensor[0] == kind_code(kind) and not _is_copy(tensor)}
+def _tensors(resume: ResumePoint) -> dict[str, tuple[Values, Values]]:
+    """By part, the tensors that the resumed run begins with, and what the other run had then.
+
+    A state of an optimizer that is not on record as it begins is one without a value, if the run records any state; but
+    one that is equal after the first step was not seen, nor one on record as its optimizer steps for the first time.
+    """
+    held: dict[str, tuple[Values, Values]] = defaultdict(lambda: ({}, {}))
+    began, had = resume.begins.tensors(Phase.START), resume.had
+    late, whole = (at.tensors(Phase.OPTIMIZER) for at in resume.steps[0])
+    sites = resume.begins.sites
+    if sites.are(Kind.OPTIMIZER_STATE).any():
+        later = {tensor_of(sites, number) for number in np.flatnonzero(sites.are(*STATE_KINDS, Phase.START)).tolist()}
+        lost = (of for of in had.keys() - began.keys() - later if of[0] == _STATE)
+        began |= {of: 0 for of in lost if of not in late or late[of] != whole.get(of)}
+    for side, values in enumerate((began, had)):
+        for tensor, value in values.items():
+            held[_part_of(tensor)][side][tensor] = value
+    return held
 
 
-def _numbers(at: At, wanted: Callable[[tuple[str, str]], bool]) -> dict[tuple[str, str], float]:
+def _part_of(tensor: Tensor) -> str:
+    """The part that a tensor belongs to: averaged and evaluation copies of models are one, others are by kind."""
+    root = tensor[1].partition(".")[0]
+    is_copy = EVALUATED in root or root.startswith(_AVERAGE_CLASSES)
+    return _COPIES if is_copy else KINDS[tensor[0]].several
+
+
+def _copies(at: At) -> Values:
+    """Checksums of averaged and evaluation copies of models as a step begins."""
+    return {tensor: value for tensor, value in at.tensors(Phase.START).items() if _part_of(tensor) == _COPIES}
+
+
+def _numbers(at: At, wanted: Callable[[tuple[str, str]], bool]) -> Values:
     """Numbers among the settings of optimizers and scalers in a step, by those (name, path) that are wanted."""
     every = at.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
     return {of: value for of, value in every if value is not None and wanted(of)}
 
 
-def _counters(at: At) -> dict[tuple[str, str], Label]:
+def _counters(at: At) -> Values:
     """The labels `global_step` and `epoch` of a step; nothing rests on them."""
     labels = at.reader.labels.get(at.step, {})
     return {(name, ""): labels[name] for name in ("global_step", "epoch") if name in labels}
 
 
-def _while_equal(resume: ResumePoint) -> Iterator[tuple[At, At]]:
-    """Pairs of corresponding steps up to the first that leaves something else than a copy different."""
-    for sides in resume.steps():
-        yield sides
-        ends = [{of: v for of, v in at.tensors(Phase.OPTIMIZER).items() if not _is_copy(of)} for at in sides]
-        if ends[0] != ends[1]:
-            return
+def _batches(at: At, those: slice) -> Values:
+    """Batches of a step by loader: of the first step the last, since either run may read others to get there."""
+    return {(f"batch of {loader}", ""): each[those] for loader, each in at.batches().items()}
 
 
-def _copies(at: At) -> dict[Tensor, int]:
-    """Checksums of averaged copies: of models as the step begins, of tensors that scripts keep outside of any model."""
-    kept = {
-        tensor_of(at.sites, site): int(at.batch.checksum[row]) for row, site in at.rows([Kind.PRODUCT], Phase.OPTIMIZER)
+def _inputs(at: At) -> Values:
+    """Checksums of the observed inputs of root modules."""
+    sites, batch = at.sites, at.batch
+    return {
+        (int(sites.call[number]), sites.fqn[number], sites.path[number]): int(batch.checksum[row])
+        for row, number in at.rows([Kind.INPUT], Phase.FORWARD)
+        if "." not in sites.fqn[number] and batch.status[row] == Status.OBSERVED
     }
-    return {tensor: value for tensor, value in at.tensors(Phase.START).items() if _is_copy(tensor)} | kept
 
 
-def _is_copy(tensor: Tensor) -> bool:
-    """Whether the root of a tensor's name is an averaged or evaluation copy of a model."""
-    root = tensor[1].partition(".")[0]
-    return EVALUATED in root or root.startswith(_AVERAGE_CLASSES)
+def _random(steps: Sequence[tuple[At, At]]) -> list[Part]:
+    """A part for each generator of which both runs have the state as their first common step begins; UNSEEN for none.
 
-
-def _random(resume: ResumePoint) -> list[Part]:
-    """Parts: the random state of each generator that either run has on record at the start of its first common step.
-
-    One part, UNSEEN, where either capture did not record random states.
+    Of states that differ, the first later ones that both have decide: draws in that step, else as the next ones begin.
+    One that differs does not matter where neither run drew from it in the first step and the last, and both still have
+    theirs.
     """
-    if not resume.watches(Kind.RNG):
-        return [Part("random states", Restored.UNSEEN)]
-    *_, lasts = resume.firsts, *resume.steps()
-    begun = {of for at in resume.firsts for of, states in at.random_states().items() if BEGUN in states}
-    return [
-        _random_state(resume, name, lasts)._replace(part=f"random state of {name}", generator=name)
-        for name in sorted(begun)
-    ]
+    every = [(late.random_states(), whole.random_states()) for late, whole in steps]
+    parts = list[Part]()
+    for name in sorted(every[0][0].keys() & every[0][1].keys()):
+        begun, drawn = (
+            [(_states(late.get(name, {}), which), _states(whole.get(name, {}), which)) for late, whole in every]
+            for which in (True, False)
+        )
+        part = Part(name, Restored.YES)
+        if begun[0][0] != begun[0][1]:
+            part = _part(name, [drawn[0], *begun[1:]], once=True)
+            stays = len(steps) > 1 and begun[0] == begun[-1] and not any((*drawn[0], *drawn[-1]))
+            part = Part(name, part.state, matters=part.state is Restored.UNSEEN or not stays)
+        parts.append(part._replace(part=f"random state of {name}", generator=name))
+    return parts or [Part("random states", Restored.UNSEEN)]
 
 
-def _random_state(resume: ResumePoint, name: str, lasts: tuple[At, At]) -> Part:
-    """Part: a generator's state. Of states that differ at the start, the first later ones that both have decide.
-
-    These are draws in the first common step, else the start states of the `_MAX_LATER_STEPS` steps after. A state that
-    differs does not matter where neither run drew from it in the first step and in `lasts`, and both still have theirs.
-    """
-
-    def begun(at: At) -> States:
-        """The state as the step begins."""
-        return {of: state for of, state in at.random_states().get(name, {}).items() if of == BEGUN}
-
-    def drawn(at: At) -> dict[tuple[str, str], Any]:
-        """The states of draws in the step."""
-        every = at.random_states().get(name, {})
-        return {(of[1], str(of)): state for of, state in every.items() if of != BEGUN}
-
-    one, two = map(begun, resume.firsts)
-    if one == two:
-        return Part(name, Restored.YES)
-    if not one or not two or one[BEGUN][1] is not two[BEGUN][1]:
-        return Part(name, Restored.UNSEEN, "only one run has it, or had drawn from it")
-    part = resume.part(name, [resume.firsts], drawn)
-    if part.state is Restored.UNSEEN:
-        part = resume.part(name, islice(resume.steps(), 1, _MAX_LATER_STEPS + 1), begun, once=True)
-    unused = lasts[0].step != resume.begins.step and not any(map(drawn, (*resume.firsts, *lasts)))
-    if part.state is Restored.NO and unused and [one, two] == [*map(begun, lasts)]:
-        return part._replace(text="nothing drew from it in the steps compared", matters=False)
-    return part._replace(text="")
-
-
-def _place(resume: ResumePoint) -> Part:
-    """Part: place in the data, by the batches of all common steps.
-
-    In its first step either run may read others before, to get there: the last counts. Where batches are not on record,
-    by the inputs of root modules in that step.
-    """
-    begin = {(side.reader, side.step) for side in resume.firsts}
-
-    def batches(at: At) -> dict[tuple[str, str], list[BatchValues]]:
-        """Batches by loader."""
-        last = slice(-1 if (at.reader, at.step) in begin else 0, None)
-        return {(f"batch of {loader}", ""): each[last] for loader, each in at.batches().items()}
-
-    def inputs(at: At) -> dict[tuple[int, str, str], int]:
-        """Checksums of the observed inputs of root modules."""
-        sites, batch = at.sites, at.batch
-        return {
-            (int(sites.call[number]), sites.fqn[number], sites.path[number]): int(batch.checksum[row])
-            for row, number in at.rows([Kind.INPUT], Phase.FORWARD)
-            if "." not in sites.fqn[number] and batch.status[row] == Status.OBSERVED
-        }
-
-    part = resume.part(PLACE, resume.steps() if resume.watches(Kind.BATCH) else (), batches)
-    return part if part.state is not Restored.UNSEEN else resume.part(PLACE, [resume.firsts], inputs)
+def _states(states: States, begun: bool) -> Values:
+    """Of a generator's states in a step that as it begins, or else those of draws in it."""
+    return {(str(of), ""): state for of, state in states.items() if (of == BEGUN) is begun}

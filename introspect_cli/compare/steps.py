@@ -23,12 +23,11 @@ from introspect_cli.compare.table import (
     columns,
     kind_code,
     of_kinds,
-    phase_code,
     unwrapped,
 )
 from introspect_cli.compare.watched import is_list
 from introspect_cli.errors import UsageError
-from introspect_cli.records import Joined, Kind, Phase
+from introspect_cli.records import Joined, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -233,9 +232,8 @@ def are_of_one_dtype(table: Table) -> Mask:
 def _compared_by_moments(table: Table, scalar: Mask) -> Mask:
     """Mask of DIFFERENT rows to compare by extrema and means.
 
-    Any of: gathered in either run; equal on all ranks, with a size that divides the other run's or is divided by
-    it; single numbers equal on all ranks; without sketches, floats of one shape that are no start values, batches
-    or unequal copies.
+    Any of: gathered in either run; equal on all ranks, with a size that divides the other run's or is divided by it;
+    single numbers equal on all ranks.
 
     Args:
         table: the step.
@@ -243,17 +241,8 @@ def _compared_by_moments(table: Table, scalar: Mask) -> Mask:
     """
     one, two = table.of_layouts("numel")
     whole = np.fmax(one, two) % np.fmax(np.fmin(one, two), 1.0) == 0
-    alike = _joined_rows(table, Joined.ALIKE)
-    mask = (
-        _joined_rows(table, Joined.GATHERED) | (alike & whole & (one != two)) | (alike & _single_numbers(table, scalar))
-    )
-    lacking = np.logical_or(*(of_run.lacks_sketch for of_run in table.both()))
-    if lacking.any():
-        added = lacking & np.equal(*table.of_layouts("shape"))
-        added &= np.logical_and(*table.of_layouts("floating"))
-        added &= ~_joined_rows(table, Joined.COPIES) & (table.kinds != kind_code(Kind.BATCH))
-        mask |= added & (table.alignment.phase[table.differing_sites] != phase_code(Phase.START))
-    return np.asarray(mask)
+    alike = (whole & (one != two)) | _single_numbers(table, scalar)
+    return np.asarray(_joined_rows(table, Joined.GATHERED) | (_joined_rows(table, Joined.ALIKE) & alike))
 
 
 def _moments_agree(table: Table, rows: Ids, rtol: Floats, scalar: Mask, ratio: float) -> Mask:

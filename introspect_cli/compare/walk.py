@@ -490,7 +490,7 @@ class Account:
             if first is not None and cause is not None and cause.role is Role.ORIGIN and first.step == step.number:
                 others = origins(step, positions, first.site, cause)
                 outcome.origins += [(divergence_at(step, position, other), other) for position, other in others]
-        self.begins, self.last = step.begins.after(table, comparison.recorded_after_steps), table.step
+        self.begins, self.last = step.begins.after(comparison.recorded_after_steps, table), table.step
 
     def _beginning_of(self, table: Table) -> Beginning:
         """What a step begins with; reads the step before, where both runs recorded it."""
@@ -498,9 +498,9 @@ class Account:
         if table.step - 1 in comparison.a and table.step_b - 1 in comparison.b:
             before, _ = table_at(comparison, self.learned, table.step - 1, table.step_b - 1)
             if self.last != table.step - 1:
-                begins = begins.after(before, comparison.recorded_after_steps)
+                begins = begins.after(comparison.recorded_after_steps, before)
         elif self.last is not None:
-            begins = begins.lasting(comparison.recorded_after_steps)
+            begins = begins.after(comparison.recorded_after_steps)
         return replace(begins, before=before, gap=lacks_start(comparison, table))
 
     def _add_causes(self, place: int, table: Table) -> bool:
@@ -564,7 +564,7 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
         counted.append(of_part if which is None else of_part & (sites.evaluating == which))
     whole, *parts = outcomes
     whole.resumption = None if options.narrowed else comparison.resumption
-    begins = beginning_at_resume(comparison) if opened else Beginning()
+    begins = beginning_at_resume(comparison.resume_point) if opened else Beginning()
     accounts = [Account(comparison, *each, begins) for each in zip(outcomes, counted, strict=True) if opened]
     for place in range(len(paired) * bool(opened)) if comparison.floors else opened:  # all steps raise the floors
         entry_a, entry_b = paired[place]

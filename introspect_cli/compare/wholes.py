@@ -105,32 +105,23 @@ class Microbatch(NamedTuple):
     tokens: int = 0
 
 
-@dataclass(frozen=True)
-class Microbatches:
+class Microbatches(NamedTuple):
     """How one rank divides the batch of a step into microbatches.
 
     Attributes:
         number: forward passes of a step, at most.
-        first: those of the first step of both; empty where their samples are not on record.
+        sizes: samples of those of the first step of both; empty where any is not on record.
+        elements: elements of their inputs together.
     """
 
     number: int
-    first: tuple[Microbatch, ...] = ()
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Samples of each microbatch of the first common step; () where these are not on record."""
-        return tuple(micro.samples for micro in self.first)
-
-    @property
-    def elements(self) -> int:
-        """Elements of all inputs of the first common step together; 0 where these are not on record."""
-        return sum(micro.elements for micro in self.first)
+    sizes: tuple[int, ...] = ()
+    elements: int = 0
 
     @property
     def usual(self) -> int:
         """How many microbatches the first common step has; where that is not on record, the most of any step."""
-        return len(self.first) or self.number
+        return len(self.sizes) or self.number
 
     @property
     def words(self) -> str:
@@ -138,19 +129,6 @@ class Microbatches:
         sizes = [*dict.fromkeys(self.sizes)]
         of = f" of {', '.join(map(str, sizes))} sample{'s' * (sizes != [1])}" if sizes else ""
         return f"{count(self.usual, 'microbatch', 'microbatches')}{of}"
-
-
-def microbatches_of(reader: RankReader, root: str, number: int, step: int | None) -> Microbatches:
-    """How a rank divides the batch of a step, by the calls of module `root`; reads the step.
-
-    Args:
-        reader: of the rank.
-        root: the module, by the run's own name.
-        number: forward passes of a step, at most.
-        step: the step; None for none, so that samples are unknown, as they are where any microbatch has none.
-    """
-    first = [] if step is None else microbatches(reader, root, step)
-    return Microbatches(number, tuple(first) if all(micro.samples for micro in first) else ())
 
 
 def microbatches(reader: RankReader, root: str, step: int) -> list[Microbatch]:
@@ -222,21 +200,10 @@ class Splits:
     match: Correspondence | None = None
 
     @property
-    def assumed(self) -> bool:
-        """Whether the samples of either run are not on record, so that numbers of losses decide."""
-        return not (self.a.sizes and self.b.sizes)
-
-    @property
-    def words(self) -> tuple[str, str]:
+    def words(self) -> list[str]:
         """How a, and how b, takes a batch, in words; without sizes where a sample of one has more elements."""
         sized = sum(self.a.sizes) * self.b.elements == sum(self.b.sizes) * self.a.elements
-        one, two = (cut.words if sized else count(cut.number, "microbatch", "microbatches") for cut in (self.a, self.b))
-        return one, two
-
-    @property
-    def folded(self) -> bool:
-        """Whether calls are put together in either run."""
-        return any(self.folds)
+        return [(cut if sized else Microbatches(cut.number)).words for cut in (self.a, self.b)]
 
 
 class Wholes(NamedTuple):
@@ -318,9 +285,12 @@ def _splits_of(a: Run, b: Run, match: Correspondence | None) -> Splits:
     of_a = {(key[0], one.own[key[1]]): fold for key, fold in _folds(one, two, *numbers).items()}
     folds = of_a, _folds(two, one, *numbers[::-1])
     step = min({*first_a.entries["step"].tolist()} & {*first_b.entries["step"].tolist()}, default=None)
-    roots = one.own.get(root, root), root
-    cut_a, cut_b = (microbatches_of(*each, step) for each in zip((first_a, first_b), roots, numbers, strict=True))
-    splits = Splits(cut_a, cut_b, folds, alike, roots=roots, match=match)
+    cuts, roots = list[Microbatches](), (one.own.get(root, root), root)
+    for reader, of, number in zip((first_a, first_b), roots, numbers, strict=True):
+        first = [] if step is None else microbatches(reader, of, step)
+        sizes = tuple(micro.samples for micro in first)
+        cuts.append(Microbatches(number, sizes if all(sizes) else (), sum(micro.elements for micro in first)))
+    splits = Splits(cuts[0], cuts[1], folds, alike, roots=roots, match=match)
     return replace(splits, differ=step is not None and _cut_differently((first_a, first_b), splits, step))
 
 
@@ -385,12 +355,9 @@ def _folds(called: _Called, other: _Called, number: int, others: int) -> dict[tu
     for key, times in called.most.items():
         evaluated, partner = key[0], other.most.get(key)
         each, rest = divmod(times, number)
-        if key in called.loaders:
-            if number != others and not evaluated:
-                folds[key] = 1  # a loader may be asked for several batches ahead
-        elif partner is None:
-            if number != others and times > 1 and not evaluated:
-                folds[key] = 1 if rest else each
+        if key in called.loaders or partner is None:
+            if number != others and not evaluated and (times > 1 or key in called.loaders):
+                folds[key] = 1 if rest or key in called.loaders else each  # which may be asked for batches ahead
         elif partner != times:
             folds[key] = each if not rest and each * others == partner and not evaluated else 1
     return folds
@@ -446,22 +413,18 @@ def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
         options: with the tolerance that is used.
         splits: how both are split.
     """
-    folded = ", calls of a module are taken together" if splits.folded else ""
     sizes = [count(run.world_size, "rank") if run.world_size > 1 else "one process" for run in (a, b)]
     sizes = [f"{size}{' put together' * bool(run.combined_ranks)}" for size, run in zip(sizes, (a, b), strict=True)]
-    operators = " and results of operators" if splits.folded else ""
-    differ = "The layouts differ"
+    differ, operators = "The layouts differ", " and results of operators" * any(splits.folds)
     if splits.differ:
-        differ = f"{'By the number of losses, the' if splits.assumed else 'The'} batch of a step is cut differently"
-        one = a.world_size == b.world_size == 1
-        sizes = [cut if one else f"{size}, {cut}" for size, cut in zip(sizes, splits.words, strict=True)]
+        assumed = "The" if splits.a.sizes and splits.b.sizes else "By the number of losses, the"
+        differ = f"{assumed} batch of a step is cut differently"
+        several = "" if a.world_size == b.world_size == 1 else "{}, "
+        sizes = [f"{several.format(size)}{cut}" for size, cut in zip(sizes, splits.words, strict=True)]
     coarse = f"; those in {' or '.join(sorted(_COARSE))}, and what comes of them, by {options.rtol:g}"
-    coarse = coarse if options.rtol_fine else ""
-    fine = options.rtol_fine or options.rtol
     return (
-        f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so whole tensors are compared: parts are added up, copies count once"
-        f"{folded}, values that differ from rank to rank or call to call are compared by their samples where each was "
-        f"kept and all are equal, else by extrema and means, and random states{operators} are not compared. Sums in "
-        f"another order may "
-        f"differ by {fine:g} of the values{coarse}"
+        f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so whole tensors are compared: parts are added up, copies count "
+        f"once, of other values extrema and means are compared where not all samples are equal, and random "
+        f"states{operators} are not. Sums in another order may differ by {options.rtol_fine or options.rtol:g} of the "
+        f"values{coarse if options.rtol_fine else ''}"
     )

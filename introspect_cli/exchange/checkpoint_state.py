@@ -2,7 +2,7 @@
 
 State dicts say little of themselves. What has `state` and `param_groups` is an optimizer's; tensors below a key that
 speaks of random numbers are a generator's; all other tensors are the model's, and plain values are settings. Parameters
-and buffers look alike in a file; only those of a BatchNorm are told by their names, side by side.
+and buffers look alike in a file; only those of a BatchNorm are told by their names.
 
 An optimizer's state is numbered. Its parameters have names where the file gives them, or where the model's tensors,
 in their order, fit the state's shapes in one way only. Else they stay numbers, and a note says so.
@@ -23,7 +23,7 @@ from introspect_cli.tensors.arrays import Pieces
 from introspect_cli.texts import shallow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 NUMBERED = "the file does not name the optimizer's parameters: its state is by number"
 
@@ -154,12 +154,9 @@ def _put_model(part: str, tensors: Mapping[str, Any], state: State) -> None:
         state.put(Kind.BUFFER if name in buffers else Kind.PARAM, f"{part}.{name}" if part else name, value)
 
 
-def _batchnorm_buffers(names: Mapping[str, Any]) -> set[str]:
-    """Names of batch-norm buffers: of owners with `running_mean` and `running_var` these and `num_batches_tracked`."""
-    mean, variance, _ = _BATCHNORM
-    owners = {name.removesuffix(mean) for name in names if name.rpartition(".")[2] == mean}
-    every = {owner + leaf for owner in owners if owner + variance in names for leaf in _BATCHNORM}
-    return every & names.keys()
+def _batchnorm_buffers(names: Iterable[str]) -> set[str]:
+    """Names of batch norms' buffers: those that end like one."""
+    return {name for name in names if name.rpartition(".")[2] in _BATCHNORM}
 
 
 def _parameter_shapes(models: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, tuple[int, ...]]] | None:

@@ -59,7 +59,7 @@ def values_blocks(records: Sequence[Stored]) -> list[Block]:
 
 
 def closeup_blocks(closeup: Closeup) -> list[Block]:
-    """A divergence element by element: source line, inputs, counts, picture, largest differences, histogram of ULPs.
+    """A divergence element by element: source line, counts, picture, largest differences, histogram of ULPs.
 
     Where elements are not known, why, and the recorded statistics; where none differs, no picture and tables.
     """
@@ -68,7 +68,8 @@ def closeup_blocks(closeup: Closeup) -> list[Block]:
     title = f"step {closeup.divergence.step}: {what(site)}"
     sizes = f"  {shape(layouts[0].shape)} {' in a, '.join(dict.fromkeys(layout.dtype for layout in layouts))}"
     sizes += " in b" * (len({layout.dtype for layout in layouts}) > 1)
-    blocks: list[Block] = [Line(((clean(title), "heading"), (clean(sizes), "dim"))), *_inputs_of(closeup)]
+    blocks: list[Block] = [Line(((clean(title), "heading"), (clean(sizes), "dim")))]
+    blocks += [line(f"run by {clean(closeup.divergence.source)}", "dim", 2)] if closeup.divergence.source else []
     difference = closeup.difference
     if difference is None:
         blocks.append(line(f"No elements to show: {clean(closeup.missing, 400)}.", "", 2))
@@ -80,16 +81,6 @@ def closeup_blocks(closeup: Closeup) -> list[Block]:
     if not difference.elements.differing:
         return blocks
     return [*blocks, Figure(partial(_picture_svg, difference.picture)), *_tables(difference)]
-
-
-def _inputs_of(closeup: Closeup) -> list[Block]:
-    """The line of code that ran it, and what it was given."""
-    source = closeup.divergence.source
-    blocks: list[Block] = [line(f"run by {clean(source)}", "dim", 2)] if source else []
-    for state, label in (("equal", "equal"), ("differs", "different"), ("not recorded", "not recorded")):
-        texts = [clean(given.text) for given in closeup.given if given.state == state]
-        blocks += [Line(((f"inputs {label}: ", "dim"), ("; ".join(texts), "")), 2)] if texts else []
-    return blocks
 
 
 def _tables(difference: TensorDifference) -> list[Block]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from introspect_cli.compare.closeup import Closeup, closeup, is_comparable, is_outermost, worth_a_look
+from introspect_cli.compare.closeup import Closeup, closeup, is_comparable, worth_a_look
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, DiffResult, Divergence, Verdict
 from introspect_cli.compare.say import some, what
@@ -284,5 +284,5 @@ def globs_around(run: Run, first: Divergence) -> tuple[str, ...]:
     reader = run.rank(first.rank)
     every = list(zip(reader.sites.kind, reader.sites.fqn, strict=True))
     batches = {name for kind, name in every if kind == Kind.BATCH.value}
-    batches = batches or {name for kind, name in every if is_outermost(kind, name)}
+    batches = batches or {name for kind, name in every if kind == Kind.INPUT.value and "." not in name}
     return tuple(dict.fromkeys([*globs, *(f"={name}" for name in sorted(batches))]))

@@ -67,7 +67,7 @@ def write_files(folder):
 
     (folder / "config.yaml").write_text(CONFIG)
     (folder / "data.json").write_text('{"scale": 1.0, "auth": {"user": "secret-four", "pins": [1, 2]}}')
-    (folder / "opt.toml").write_text('lr = 0.1\n[credentials]\nname = "secret-five"\n')
+    (folder / "opt.toml").write_text('lr = 0.1\ntoken = """\nsecret-six"""\n[credentials]\nname = "secret-five"\n')
     (folder / "clip.ini").write_text("[clip]\nnorm = 1.0\n")
     (folder / "overrides.py").write_text("factor = 1.0\n")
     np.random.default_rng(0).normal(size=100).astype("f4").tofile(folder / "train.bin")

@@ -49,7 +49,7 @@ def test_a_value_that_differs_first_is_the_divergence(tmp_path):
     result = compared(a, b)
     assert (result.first.reason, result.first.step) == ("value", 1)
     assert "the recorded value rollout/advantages ['raw']" in result.sentence
-    assert ("outputs", "equal") in {(one.thing, one.known) for one in result.rests_on}
+    assert ("random_at_start", "equal") in {(one.thing, one.known) for one in result.rests_on}
     assert "left: the code that computes it" in result.sentence
 
 

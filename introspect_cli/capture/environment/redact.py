@@ -352,8 +352,8 @@ _INTRODUCED = re.compile(
     re.MULTILINE,
 )
 """A key before its value, or the heading of a section."""
-_QUOTED = r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
-_BRACKET = re.compile(rf"{_QUOTED}|[{{}}\[\]]")
+_QUOTED = r"\"{3}.*?\"{3}|'{3}.*?'{3}|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
+_BRACKET = re.compile(rf"{_QUOTED}|[{{}}\[\]]", re.DOTALL)
 _SCALAR = re.compile(rf"{_QUOTED}|[^\n]*?(?=,?[ \t]*$)", re.MULTILINE | re.DOTALL)
 _FLOW_SCALAR = re.compile(rf"{_QUOTED}|[^\n,}}\]]*", re.DOTALL)
 _HEADING = re.compile(r"^[ \t]*\[", re.MULTILINE)
