@@ -17,6 +17,7 @@ from introspect_cli.compare.resumed import ResumePoint, find_resume_point, resum
 from introspect_cli.compare.steps import Sides
 from introspect_cli.compare.table import ACTIVATIONS, Alignment, align, among, columns, of_kinds
 from introspect_cli.compare.watched import (
+    STATE_KINDS,
     chooses_modules,
     covered,
     draws_at_other_moments,
@@ -159,8 +160,10 @@ class Comparison(Sides):
         """What the resumed run restored; None where neither run is resumed. Computed once, from steps of both runs."""
         if self.resume_point is None:
             return None
+        told = [kinds for kinds in map(observed_kinds, self.manifests) if kinds]  # a run that goes on does not say yet
+        unrecorded = frozenset(kind for kind in STATE_KINDS if any(kind.value not in kinds for kinds in told))
         # where ranks or calls are put together, no batch of one run need be a batch of the other
-        return resumption_of(self.resume_point, is_cut=self.splits is not None)
+        return resumption_of(self.resume_point, unrecorded, is_cut=self.splits is not None)
 
     # --- what was watched
 

@@ -380,13 +380,14 @@ Values = dict[Any, Any]
 """What a step has of a part of a checkpoint, by (..., FQN, path)."""
 
 
-def resumption_of(resume: ResumePoint, *, is_cut: bool) -> Resumption:
+def resumption_of(resume: ResumePoint, unrecorded: frozenset[Kind], *, is_cut: bool) -> Resumption:
     """What the resumed run restored of each part of a checkpoint, by the first common steps of both runs.
 
     With `is_cut`, the place in the data is UNSEEN unless it was restored.
 
     Args:
         resume: which run goes on from which.
+        unrecorded: kinds that either run was told to leave out.
         is_cut: whether ranks or calls are put together, so that a batch of one run need not be one of the other.
     """
     first, steps, held = resume.steps[0], resume.steps, _tensors(resume)
@@ -402,7 +403,10 @@ def resumption_of(resume: ResumePoint, *, is_cut: bool) -> Resumption:
     if part(_COPIES, [first], lambda at: at.tensors(Phase.OPTIMIZER)).state is not Restored.NO:  # else they differ, too
         copies += [(_copies(late), _copies(whole)) for late, whole in steps[1:2]]
     parts = (
-        *(_part(each.several, [held[each.several]], matters=not resume.had) for each in STATE_KINDS),
+        *(
+            _part(each.several, [held[each.several]], matters=each in unrecorded or not resume.had)
+            for each in STATE_KINDS
+        ),
         part(RATES, steps, lambda at: _numbers(at, lambda of: of[1].endswith("['lr']"))),
         part("scaler", [first], lambda at: _numbers(at, lambda of: of[0] == SCALER), matters=False),
         *_random(steps),
