@@ -684,7 +684,6 @@ def _unused_batches(table: Table, _comparison: Comparison) -> Ids:
 
 
 # --- words
-# --- words
 
 
 def unused_note(table: Table, rows: Mask) -> str:

@@ -294,7 +294,7 @@ def _splits_of(a: Run, b: Run, match: Correspondence | None) -> Splits:
     return replace(splits, differ=step is not None and _cut_differently((first_a, first_b), splits, step))
 
 
-# --- microbatches
+# --- which calls are put together
 
 
 class _Called(NamedTuple):

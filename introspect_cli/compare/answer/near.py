@@ -218,11 +218,11 @@ def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths
     reach = recorded, computes, code.statements_behind([*recorded, *computes], models), dict.fromkeys(between, 0)
     is_in_first_pass = at.site.phase is Phase.FORWARD and at.first.step == 0 and at.cause.reason != "gap"
     late = _statements_beside(code, at, ancestors(at.site.fqn) * is_in_first_pass, at.site.fqn, after=True)
-    early = _statements_beside(code, at, [at.cause.module] * bool(at.cause.after), at.cause.after, after=False)
+    aside = _statements_beside(code, at, [at.cause.module] * bool(at.cause.after), at.cause.after, after=False)
     kind, part, owner = at.site.kind, at.site.path.strip("[]"), at.modules.get(at.site.fqn)
     if kind is Kind.OUTPUT and part.isdecimal() and owner is not None:
-        early |= {s for p in code.methods(owner.module_class, "forward") for s in code.statements_apart(p, int(part))}
-    return tuple({s: depth + (s in early) for s, depth in depths.items() if s not in late} for depths in reach)
+        aside |= {s for p in code.methods(owner.module_class, "forward") for s in code.statements_apart(p, int(part))}
+    return tuple({s: depth + (s in aside) for s, depth in depths.items() if s not in late} for depths in reach)
 
 
 def _statements_beside(code: Code, at: View, owners: Sequence[str], fqn: str, *, after: bool) -> set[Statement]:
