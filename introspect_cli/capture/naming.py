@@ -174,17 +174,16 @@ def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) ->
     param, buffer = Kind.PARAM, Kind.BUFFER  # an attribute of an enumeration takes as long as a call
     parameters, buffers = param in kinds, buffer in kinds
     groups: list[Any] = []  # a scripted module's is no dict
-    of: list[Kind] = []
-    tensors: list[torch.Tensor] = []
+    kind_of: list[Kind] = []
     for module in [module for reference in holders if (module := reference()) is not None]:  # all, in each step
-        for kind, group in (
-            (param, module._parameters if parameters else None),  # noqa: SLF001 - as above
-            (buffer, module._buffers if buffers else None),  # noqa: SLF001 - as above
-        ):
-            if group:
-                groups.append(group)
-                of += repeat(kind, len(group))
-                tensors += group.values()  # type: ignore[arg-type] # None goes below
+        if parameters and (group := module._parameters):  # noqa: SLF001 - as above
+            groups.append(group)
+            kind_of.append(param)
+        if buffers and (group := module._buffers):  # noqa: SLF001 - as above
+            groups.append(group)
+            kind_of.append(buffer)
+    of = [*chain.from_iterable(map(repeat, kind_of, map(len, groups)))]
+    tensors = [*chain.from_iterable(map(methodcaller("values"), groups))]
     ids = [*map(id, tensors)]
     if len({*ids}) < len(ids) or id(None) in ids:
         first = {one: at for at, one in reversed([*enumerate(ids)]) if one != id(None)}

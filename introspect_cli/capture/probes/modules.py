@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from itertools import chain
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +40,7 @@ from introspect_cli.capture.naming import (
     is_unfinished,
     modules_in,
     parameters_in,
+    parameters_of,
     wrapped,
 )
 from introspect_cli.capture.probes.base import GuardedProbe
@@ -215,18 +215,22 @@ class ModuleProbe(GuardedProbe):
         names, clock, step = self._context.names, self._context.clock, self._context.recorder.step
         if step & (step - 1) or not self._context.recorder.wanted or not names.any_module:
             return  # after 1, 2, 3, 5, 9... steps
-        known: dict[int, bool] = {}
-        for optimizer in clock.trained.of_this_thread():
-            for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
-                name = names.parameters.name_of(parameter)
-                module = None if name is None or parameter.grad is None else name.module_of(parameter)
-                if module is not None and not known.setdefault(id(module), self._was_called(module)):
+        optimizers = clock.trained.of_this_thread()
+        stepped = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
+        for reference, state in list(names.states.entries.values()):
+            module = reference() if state.step < 0 else None
+            own = () if module is None else module._parameters.values()  # noqa: SLF001 - the public view may be the script's
+            for parameter in own:
+                name = names.parameters.name_of(parameter) if id(parameter) in stepped else None
+                if name is None or parameter.grad is None or name.module_of(parameter) is not module:
+                    continue
+                if not self._was_called(module):
                     self._add_unseen(module, "", Phase.FORWARD)
 
     def _was_called(self, module: nn.Module) -> bool:
         """Whether the module or any that holds it was ever called, or is left out by the options."""
         names = self._context.names
-        states = (names.find(one) for one in (module, *names.holders_of(module)))
+        states = map(names.find, (module, *names.holders_of(module)))
         return any(state is not None and (state.step >= 0 or not state.watched) for state in states)
 
     def _add_unseen(self, module: nn.Module, how: str, phase: Phase) -> None:
