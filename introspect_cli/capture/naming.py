@@ -179,8 +179,8 @@ def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) ->
         if parameters and (group := module._parameters):  # noqa: SLF001 - as above
             groups.append(group)
             kind_of.append(param)
-        if buffers and (group := module._buffers):  # noqa: SLF001 - as above
-            groups.append(group)
+        if buffers and (own := module._buffers):  # noqa: SLF001 - as above
+            groups.append(own)
             kind_of.append(buffer)
     of = [*chain.from_iterable(map(repeat, kind_of, map(len, groups)))]
     tensors = [*chain.from_iterable(map(methodcaller("values"), groups))]
