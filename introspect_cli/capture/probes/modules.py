@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from itertools import chain
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -217,18 +216,18 @@ class ModuleProbe(GuardedProbe):
         if step & (step - 1) or not self._context.recorder.wanted or not names.any_module:
             return  # after 1, 2, 3, 5, 9... steps
         stepped = {id(each): each for one in clock.trained.of_this_thread() for each in parameters_of(one)}
-        uncalled: list[nn.Module] = [each for each in names.states.objects() if not self._was_called(each)]
-        for module in uncalled:
+        uncalled = [reference for reference, state in list(names.states.entries.values()) if state.step < 0]
+        for module in [each for reference in uncalled if isinstance(each := reference(), nn.Module)]:
             own = map(stepped.get, map(id, module._parameters.values()))  # noqa: SLF001 - the public view may be the script's
             for parameter in [each for each in own if each is not None and each.grad is not None]:
                 name = names.parameters.name_of(parameter)
-                if name is not None and name.module_of(parameter) is module:
+                if name and name.module_of(parameter) is module and not self._was_called(module):
                     self._add_unseen(module, "", Phase.FORWARD)
 
     def _was_called(self, module: nn.Module) -> bool:
         """Whether the module or any that holds it was ever called, or is left out by the options."""
         names = self._context.names
-        states = map(names.find, chain([module], names.holders_of(module)))
+        states = (names.find(one) for one in (module, *names.holders_of(module)))
         return any(state is not None and (state.step >= 0 or not state.watched) for state in states)
 
     def _add_unseen(self, module: nn.Module, how: str, phase: Phase) -> None:
