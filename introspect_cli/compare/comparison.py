@@ -15,7 +15,7 @@ from introspect_cli.compare.ledger import At
 from introspect_cli.compare.names import owner_of, with_ancestors
 from introspect_cli.compare.resumed import ResumePoint, find_resume_point, resumption_of
 from introspect_cli.compare.steps import Sides
-from introspect_cli.compare.table import ACTIVATIONS, Alignment, align, among, columns, of_kinds
+from introspect_cli.compare.table import ACTIVATIONS, ONLY_A, Alignment, align, among, columns
 from introspect_cli.compare.watched import (
     STATE_KINDS,
     chooses_modules,
@@ -293,30 +293,30 @@ class NoiseFloor:
         Args:
             table: the step of a and of the noise run.
         """
-        rel, union = table.relative(), table.differing_sites
-        start = table.alignment.are(Kind.PARAM, Phase.START, sites=union)
+        differ = table.of(table.differing)
+        rel, start = differ.relative(), differ.are(Kind.PARAM, Phase.START)
         # unless all that differs at the start is a rounding away, it is no run that begins beside a
-        self.is_perturbed &= bool((rel <= _MAX_BEGIN * table.of_layouts("unit")[0])[start].all())
+        self.is_perturbed &= bool((rel <= _MAX_BEGIN * differ.of_layouts("unit")[0])[start].all())
         finite = np.isfinite(rel)
-        np.maximum.at(self.floor, union[finite], np.maximum(rel[finite], np.finfo(np.float32).eps))
-        self.unmeasured[union[~finite]] = True
-        self.unmeasured[table.sites_a[table.only_a]] = True
+        np.maximum.at(self.floor, differ.site[finite], np.maximum(rel[finite], np.finfo(np.float32).eps))
+        self.unmeasured[differ.site[~finite]] = True
+        self.unmeasured[table.site[table.state == ONLY_A]] = True
 
-    def within(self, table: Table, rel: Floats) -> Mask:
-        """Mask of DIFFERENT rows that this noise explains.
+    def within(self, differ: Table, rel: Floats) -> Mask:
+        """Mask of rows that this noise explains.
 
         Those with a floor above 0 and a distance of at most `_FACTOR` times it (`_ROUNDING_FACTOR` if perturbed);
         and those of unknown distance whose site the noise run could not be measured at.
 
         Args:
-            table: a step of a and b.
-            rel: relative distance of each DIFFERENT row; NaN where unknown.
+            differ: those rows of a step of a and b that differ.
+            rel: relative distance of each; NaN where unknown.
         """
-        floor, factor = np.asarray(self.floor[table.differing_sites]), _FACTOR
+        floor, factor = np.asarray(self.floor[differ.site]), _FACTOR
         if self.is_perturbed:  # at least one rounding of a's dtype; of losses, gradients and states, that of a sum
             factor = _ROUNDING_FACTOR
-            roundings = np.where(of_kinds(table.kinds, _SUM_KINDS), _SUM_ROUNDINGS, 1.0)
-            floor = np.maximum(floor, roundings * table.of_layouts("unit")[0])
+            roundings = np.where(differ.are(*_SUM_KINDS), _SUM_ROUNDINGS, 1.0)
+            floor = np.maximum(floor, roundings * differ.of_layouts("unit")[0])
         with np.errstate(invalid="ignore"):
             small = (floor > 0) & (rel <= factor * floor)
-        return np.asarray(small | (self.unmeasured[table.differing_sites] & ~np.isfinite(rel)))
+        return np.asarray(small | (self.unmeasured[differ.site] & ~np.isfinite(rel)))

@@ -91,8 +91,6 @@ from introspect_cli.compare.table import (
     Learned,
     Table,
     among,
-    kind_code,
-    of_kinds,
     unseen,
 )
 from introspect_cli.compare.watched import STATE_KINDS, is_list, is_ordered, stopped_within
@@ -105,6 +103,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.result import DiffOptions
     from introspect_cli.compare.table import Columns, Half
     from introspect_cli.store.batch import StepBatch
 
@@ -142,9 +141,9 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
 
 def _in_order_of_b(table: Table) -> StepBatch:
     """Records of a, renumbered in the order of b's; those that b lacks come last, in a's order."""
-    place = np.full(len(table.alignment), np.iinfo(np.int64).max)
-    place[table.sites_b] = table.b.sequence
-    order = np.lexsort((table.a.sequence, place[table.sites_a]))
+    place, (half_a, half_b) = np.full(len(table.alignment), np.iinfo(np.int64).max), table.halves
+    place[half_b.sites] = table.b.sequence
+    order = np.lexsort((table.a.sequence, place[half_a.sites]))
     sequence = np.empty(len(order), np.uint32)
     sequence[order] = np.arange(len(order))
     return replace(table.a, sequence=sequence)
@@ -316,8 +315,8 @@ def _without_evaluation(table: Table, comparison: Comparison) -> Table:
 
 def evaluates(table: Table) -> tuple[bool, bool]:
     """(whether a has, whether b has) a record of the phase `eval` in the step."""
-    a, b = (table.alignment.are(Phase.EVAL, sites=sites).any() for sites in (table.sites_a, table.sites_b))
-    return bool(a), bool(b)
+    a, b = (bool(table.alignment.are(Phase.EVAL, sites=half.sites).any()) for half in table.halves)
+    return a, b
 
 
 # --- what is let pass
@@ -336,8 +335,9 @@ def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> t
     """
     if not comparison.is_whole or not len(table.differing):
         return table, learned
-    agree, learned = gathered_agree(table, relative_tolerance(table, learned, comparison), learned)
-    return table.marked(table.differing[agree & are_of_one_dtype(table)], WITHIN), learned
+    differ = table.of(table.differing)
+    agree, learned = gathered_agree(differ, relative_tolerance(table, learned, comparison), learned)
+    return table.marked(table.differing[agree & are_of_one_dtype(differ)], WITHIN), learned
 
 
 def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
@@ -350,19 +350,21 @@ def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> 
     if options.rtol_fine and _first_coarse(table) < np.inf:
         after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:
-        (one, two), (distance, scale) = table.both(), table.distances()
-        alike = are_of_one_dtype(table) if comparison.is_whole else True
-        near = alike & _within_tolerance(table, learned, comparison, distance, scale)
+        differ, rtol = table.of(table.differing), relative_tolerance(table, learned, comparison)
+        (one, two), (distance, scale) = differ.both(), differ.distances()
+        alike = are_of_one_dtype(differ) if comparison.is_whole else True
+        near = alike & _within_tolerance(differ, options, rtol, distance, scale)
         # of a lean step, the distance is known to be no less than something
         lean = (one.lacks_sketch | two.lacks_sketch) & (one.layout("shape") == two.layout("shape"))
         if one.batch.sketch is not None and two.batch.sketch is not None and lean.any():
-            lean &= alike & ~near & _within_tolerance(table, learned, comparison, least_distances(one, two), scale)
+            lean &= alike & ~near & _within_tolerance(differ, options, rtol, least_distances(one, two), scale)
             table = table.marked(table.differing[lean], NOT_SEEN)
             near = near[~lean]
         table = table.marked(table.differing[near], WITHIN)
     if len(table.differing) and comparison.floors:
-        rel = table.relative()
-        passes = [floor.within(table, rel) for floor in comparison.floors]
+        differ = table.of(table.differing)
+        rel = differ.relative()
+        passes = [floor.within(differ, rel) for floor in comparison.floors]
         table = table.marked(table.differing[np.logical_or.reduce(passes)], WITHIN)
     return table, after
 
@@ -376,17 +378,17 @@ def accept_form(table: Table, learned: Learned, comparison: Comparison) -> tuple
     That is what has another shape, and tensors of several dimensions, which may be transposed: WITHIN where extrema and
     means agree within rtol. Gradients are WITHIN ten times rtol, as they gather the rounding of a whole backward pass.
     """
-    rows = table.differing
-    if not comparison.match.is_port or not len(rows):
+    if not comparison.match.is_port or not len(table.differing):
         return table, learned
-    numel, shapes, tensor = *map(table.of_layouts, ("numel", "shape")), of_kinds(table.kinds, (*STATE_KINDS, Kind.GRAD))
-    may = (numel[0] == numel[1]) & ((shapes[0] != shapes[1]) | (tensor & table.of_layouts("matrix")[0]))
-    gradient = table.kinds == kind_code(Kind.GRAD)
-    values = np.array([table.statistic(name, rows) for name in _FORM])
-    bound = np.where(gradient, 10.0, 1.0) * comparison.options.rtol * np.abs(values[:2]).max(axis=(0, 1))
+    differ = table.of(table.differing)
+    numel, shapes = map(differ.of_layouts, ("numel", "shape"))
+    transposed = differ.are(*STATE_KINDS, Kind.GRAD) & differ.of_layouts("matrix")[0]
+    may = np.equal(*numel) & (np.not_equal(*shapes) | transposed)
+    values = np.array([differ.statistic(name) for name in _FORM])
+    bound = np.where(differ.are(Kind.GRAD), 10.0, 1.0) * comparison.options.rtol * np.abs(values[:2]).max(axis=(0, 1))
     with np.errstate(invalid="ignore"):
         near = may & (np.abs(values[:, 0] - values[:, 1]) <= bound).all(axis=0)
-    return table.marked(rows[near], WITHIN), learned
+    return table.marked(table.differing[near], WITHIN), learned
 
 
 def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Floats:
@@ -411,24 +413,24 @@ def _first_coarse(table: Table) -> float:
     return float(table.order[both[coarse]].min(initial=np.inf))
 
 
-def _within_tolerance(table: Table, learned: Learned, comparison: Comparison, distance: Floats, scale: Floats) -> Mask:
-    """Mask of DIFFERENT rows within rtol and atol: floats by root-mean-square, plain numbers by value.
+def _within_tolerance(differ: Table, options: DiffOptions, rtol: Floats, distance: Floats, scale: Floats) -> Mask:
+    """Mask of rows within rtol and atol: floats by root-mean-square, plain numbers by value.
 
     False for random states, dtypes without rounding, unequal counts of NaNs or infinities, and unknown distances.
 
     Args:
-        table: a step.
-        learned: by the steps before.
-        comparison: of the rank.
-        distance: that of each DIFFERENT row, or what it is at least.
+        differ: those rows of a step that differ.
+        options: what counts.
+        rtol: relative tolerance of each row.
+        distance: that of each row, or what it is at least.
         scale: the larger of the two norms of each.
     """
-    options, (one, two) = comparison.options, table.both()
+    one, two = differ.both()
     root = np.sqrt(np.maximum(one.layout("numel"), 1.0))
     with np.errstate(invalid="ignore"):
-        passes = distance / root <= options.atol + relative_tolerance(table, learned, comparison) * scale / root
+        passes = distance / root <= options.atol + rtol * scale / root
     passes &= one.layout("floating") & two.layout("floating") & same_nonfinite(one, two)
-    passes &= table.kinds != kind_code(Kind.RNG)
+    passes &= ~differ.are(Kind.RNG)
     plain = [of_run.column("status") == _VALUE for of_run in (one, two)]
     passes &= ~(plain[0] | plain[1])
     both = np.flatnonzero(plain[0] & plain[1])
@@ -469,50 +471,50 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
         known[fqn] = min(table.step, begun), partly and was
     learned = learned._replace(unsettled=known)
     since = {fqn: step for fqn, (step, _) in known.items() if step <= table.step}
-    rows, alignment = table.differing, table.alignment
-    if not since or not len(rows):
+    if not since or not len(table.differing):
         return table, learned
-    fqns = [alignment.fqn[site] for site in table.site[rows].tolist()]
-    param, given, output = (of_kinds(table.kinds, [kind]) for kind in (Kind.PARAM, Kind.INPUT, Kind.OUTPUT))
-    held = param & among(fqns, since) & _within_updates(table, comparison, fqns, since)
-    held |= of_kinds(table.kinds, _PARAMETER_KINDS) & among(fqns, {fqn for fqn in since if not known[fqn][1]})
+    differ, alignment = table.of(table.differing), table.alignment
+    fqns = [alignment.fqn[site] for site in differ.site.tolist()]
+    given, output = differ.are(Kind.INPUT), differ.are(Kind.OUTPUT)
+    held = differ.are(Kind.PARAM) & among(fqns, since) & _within_updates(differ, comparison, fqns, since)
+    held |= differ.are(*_PARAMETER_KINDS) & among(fqns, {fqn for fqn in since if not known[fqn][1]})
     # what a step before left of the parameter shows in what its module returns, where it was given the same
     moved = {owner_of(fqn) for fqn, step in since.items() if step < table.step}
     returned = output & among(fqns, moved - {fqns[place] for place in np.flatnonzero(given).tolist()})
-    values = [of_run.column("checksum") for of_run in table.both()]
+    values = [of_run.column("checksum") for of_run in differ.both()]
     same = [np.isin(of_run, of_run[returned & (of_run != 0)]) for of_run in values]
     # running means take what is moved; another momentum or mode would show in the variance
     settled = {alignment.fqn[site] for site in table.site[table.agreeing].tolist()}
     means = [fqn.endswith(_MEAN) and fqn.removesuffix(_MEAN) + _VARIANCE in settled for fqn in fqns]
     let_pass = learned.let_pass.union(fqns[place] for place in np.flatnonzero(held).tolist())
     passes = held | returned | ((given | output) & same[0] & same[1]) | np.array(means, np.bool_)
-    return table.marked(rows[passes], WITHIN), learned._replace(let_pass=let_pass)
+    return table.marked(table.differing[passes], WITHIN), learned._replace(let_pass=let_pass)
 
 
 _PARAMETER_KINDS = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
 
 
-def _within_updates(table: Table, comparison: Comparison, fqns: list[str], since: Mapping[str, int]) -> Mask:
-    """Mask of DIFFERENT rows as far apart as optimizers can move them: twice the learning rate, per step and element.
+def _within_updates(differ: Table, comparison: Comparison, fqns: list[str], since: Mapping[str, int]) -> Mask:
+    """Mask of rows as far apart as optimizers can move them: twice the learning rate, per step and element.
 
     It is the largest of either run, in its first settings or in this step. False where the distance is unknown.
 
     Args:
-        table: the step.
+        differ: those rows of a step that differ.
         comparison: the rank of both runs.
         fqns: name of each row.
         since: by name, the first step in which its gradient was rounding; steps are counted from it.
     """
-    runs = (comparison.tensors.a, comparison.tensors.b)
-    rates = [rate for run in runs for rate in learning_rates(run.settings_of(comparison.rank).get(OPTIMIZERS))]
-    for site in np.flatnonzero(table.alignment.are(Kind.HYPERPARAMETER)).tolist():
-        if table.alignment.path[site].endswith("['lr']"):
+    settings = (run.settings_of(comparison.rank).get(OPTIMIZERS) for run in comparison.runs)
+    rates = [rate for document in settings for rate in learning_rates(document)]
+    for site in np.flatnonzero(differ.alignment.are(Kind.HYPERPARAMETER)).tolist():
+        if differ.alignment.path[site].endswith("['lr']"):
             with suppress(ValueError):  # of what a run says, which anyone may have written
-                rates += [float(table.plain(site, side) or 0.0) for side in "ab"]
-    steps = np.array([table.step - since.get(fqn, table.step) + 1 for fqn in fqns])
+                rates += [float(differ.plain(site, side) or 0.0) for side in "ab"]
+    steps = np.array([differ.step - since.get(fqn, differ.step) + 1 for fqn in fqns])
     with np.errstate(invalid="ignore"):
-        far = 2 * max(rates, default=0.0) * steps * np.sqrt(table.of_layouts("numel")[0])
-        return np.asarray(table.distances()[0] <= far)
+        far = 2 * max(rates, default=0.0) * steps * np.sqrt(differ.of_layouts("numel")[0])
+        return np.asarray(differ.distances()[0] <= far)
 
 
 def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]:
@@ -533,7 +535,7 @@ def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]
     largest: dict[str, float] = defaultdict(float)
     for name, size in zip(names, np.fmax(*sizes).tolist(), strict=True):
         largest[owner_of(name)] = max(largest[owner_of(name)], size)
-    coarse = np.array([[_HALF_UNIT * autocasts(run)] for run in (comparison.tensors.a, comparison.tensors.b)])
+    coarse = np.array([[_HALF_UNIT * autocasts(run)] for run in comparison.runs])
     bound = np.maximum(_MAX_ROUNDINGS * np.fmax(*table.of_layouts("unit", rows)), coarse)
     bound = bound * np.array([largest[owner_of(name)] for name in names])
     bias = few & ~sides[0].layout("matrix") & (table.state[rows] != DIFFERENT)

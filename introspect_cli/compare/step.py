@@ -265,8 +265,8 @@ class Step:
     def is_recorded_before(self, fqn: str) -> bool:
         """Whether both runs have a record of any kind under this FQN in the previous step; False without that step."""
         before = self.begins.before
-        sides = () if before is None else (before.sites_a, before.sites_b)
-        return bool(sides) and all(np.isin(self.alignment.by_fqn[fqn], sites).any() for sites in sides)
+        sites = self.alignment.by_fqn[fqn]
+        return before is not None and all(np.isin(sites, half.sites).any() for half in before.halves)
 
     @cached_property
     def calls(self) -> list[Call]:
@@ -736,8 +736,9 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
                 times = proportion(table.a.sketch[rows[0]], table.b.sketch[rows[1]])
             if times is not None:
                 rel = abs(times - 1) / max(1.0, abs(times))  # what follows from the factor is no estimate
-        stored = comparison.tensors.both(a.checksum, b.checksum, a.layout.shape)
-        if stored is not None:
+        whole = (run.tensor(of.checksum) for run, of in zip(comparison.runs, (a, b), strict=True) if of.checksum)
+        stored = [tensor for tensor in whole if tensor is not None and tensor.shape == a.layout.shape]
+        if len(stored) == 2:
             from introspect_cli.compare.elements import elements  # few runs store whole tensors
 
             rel, exact, differing = distance_of(*stored), True, elements(*stored)
