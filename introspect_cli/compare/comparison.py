@@ -20,13 +20,11 @@ from introspect_cli.compare.watched import (
     STATE_KINDS,
     chooses_modules,
     covered,
-    draws_at_other_moments,
+    draws_at_one_moment,
     draws_recorded,
     is_list,
-    notices_all_draws,
     observed_kinds,
     passes_over,
-    ran_unseen,
 )
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
 
@@ -75,7 +73,14 @@ class Comparison(Sides):
             mask = mask & ~alignment.are(Kind.RNG)
             if self.splits is not None and any(self.splits.folds):  # operators are numbered through all calls
                 mask = mask & ~alignment.are(Kind.OP_OUTPUT)
-        return np.asarray(mask & ~draws_at_other_moments(alignment, *self.manifests))
+        if not self.draws_alike:
+            mask = mask & ~(alignment.are(Kind.RNG) & ~alignment.are(Phase.START))
+        return np.asarray(mask)
+
+    @cached_property
+    def draws_alike(self) -> bool:
+        """Whether the captures looked at generators within a step at the same moments."""
+        return draws_at_one_moment(*self.manifests, evaluates=bool(self.alignment.evaluating.any()))
 
     @cached_property
     def chosen(self) -> Mask:
@@ -136,8 +141,7 @@ class Comparison(Sides):
         held = _named_in(self.a.modules, self.rename or str), _named_in(self.b.modules, str)
         one, two = (with_ancestors(names | more) for names, more in zip(named, held, strict=True))
         missing = (named[0] | named[1]) - (one & two)
-        if missing:
-            alone |= among(alignment.fqn, missing)
+        alone |= among(alignment.fqn, missing)
         return random, alone & ~random
 
     # --- a run that goes on
@@ -183,19 +187,12 @@ class Comparison(Sides):
     @cached_property
     def draws_recorded(self) -> bool:
         """Whether both captures recorded draws within steps, and at the same moments, so that they can be compared."""
-        return (
-            all(map(draws_recorded, self.manifests))
-            and not draws_at_other_moments(self.alignment, *self.manifests).any()
-        )
+        return all(map(draws_recorded, self.manifests)) and self.draws_alike
 
     @cached_property
     def notices_all_draws(self) -> bool:
-        """Whether both captures recorded every draw from a default generator (`watched.notices_all_draws`)."""
-        return all(map(notices_all_draws, self.manifests))
-
-    def ran_unseen(self, phase: Phase) -> list[str]:
-        """Methods and modules that ran unobserved in `phase` of either run, each once, a's first: `Net.generate()`."""
-        return list(dict.fromkeys(name for run in self.manifests for name in ran_unseen(run, phase)))
+        """Whether both captures recorded every draw from a default generator, so also left no module out."""
+        return all(map(draws_recorded, self.manifests)) and not self.leaves_modules_out
 
     def passes_over(self, step: int, step_b: int) -> bool:
         """Whether a in its step `step`, or b in its step `step_b`, has an evaluation that was not recorded."""
@@ -208,17 +205,13 @@ class Comparison(Sides):
         return frozenset(self.alignment.fqn[site] for site in np.flatnonzero(after))
 
     @cached_property
-    def _tensors_of_owner(self) -> dict[str, set[str]]:
+    def tensors_of(self) -> dict[str, set[str]]:
         """By module, the FQNs of its own parameters and buffers that either run recorded."""
         by_owner: dict[str, set[str]] = {}
         for site in np.flatnonzero(self.alignment.are(*_TENSORS)):
             name = self.alignment.fqn[site]
             by_owner.setdefault(owner_of(name), set()).add(name)
         return by_owner
-
-    def tensors_in(self, fqn: str) -> set[str]:
-        """FQNs of a module's own parameters and buffers that either run recorded; empty for an unknown module."""
-        return self._tensors_of_owner.get(fqn, set())
 
     def of(self, kind: Kind, phases: frozenset[Phase], fqn: str | None = None) -> Ids:
         """Union numbers of the sites of `kind` whose phase is among `phases`.

@@ -191,20 +191,8 @@ def table_of(
     state = np.select([differs, both, row_a >= 0], [DIFFERENT, EQUAL, ONLY_A], ONLY_B)
     unknown = (blind & (counts | ~both)) | (differs & (unlike | ~counts)) | ~(both | counts)
     state[unknown] = np.where(both, NOT_SEEN, ABSENT)[unknown]
-    return Table(
-        alignment=alignment,
-        step=steps[0],
-        step_b=steps[1],
-        a=a,
-        b=b,
-        site=site,
-        row_a=row_a,
-        row_b=row_b,
-        state=state.astype(np.int8),
-        chosen=counts,
-        cause=np.zeros(len(site), np.bool_),
-        layouts=layouts,
-    )
+    cause, codes = np.zeros(len(site), np.bool_), state.astype(np.int8)
+    return Table(alignment, *steps, a, b, site, row_a, row_b, codes, counts, cause, layouts)
 
 
 def _is_plain(batch: StepBatch) -> Mask:
@@ -704,7 +692,7 @@ def unused_note(table: Table, rows: Mask) -> str:
 
 _MOST_CALLS = 2000
 
-Given = dict[int, tuple[tuple[str, int], ...]]
+Given = dict[int, frozenset[tuple[str, int]]]
 """By call, the paths and checksums of what goes in, or of what comes out."""
 
 
@@ -712,7 +700,7 @@ def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, Ste
     """Records of a and b, with calls of modules renumbered in the run that makes more of them.
 
     Calls with equal inputs get one number, in order; by outputs where either run recorded no inputs. Modules called
-    equally often stay as they are, and so do those of which no more equal calls would be paired than are by number.
+    equally often stay as they are, and so do those called more than `_MOST_CALLS` times.
 
     Args:
         columns: sites of a and of b.
@@ -724,8 +712,8 @@ def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, Ste
             break
     numbers: tuple[dict[tuple[str, int], int], ...] = {}, {}
     for fqn in a.keys() & b.keys():
-        if len(a[fqn]) != len(b[fqn]):
-            shorter, longer = sorted((a[fqn], b[fqn]), key=len)
+        shorter, longer = sorted((a[fqn], b[fqn]), key=len)
+        if len(shorter) < len(longer) <= _MOST_CALLS:
             new = _new_numbers(longer, shorter)
             numbers[longer is b[fqn]].update({(fqn, call): number for call, number in new.items()})
     one, two = (_renumbered(*side) for side in zip(columns, batches, numbers, strict=True))
@@ -733,33 +721,26 @@ def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, Ste
 
 
 def _values_by_call(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given]:
-    """By module and call in the forward pass, the (path, checksum) of its values of `kind`, sorted by path.
+    """By module and call in the forward pass, the (path, checksum) of its values of `kind`.
 
     `kind` is INPUT or OUTPUT.
     """
-    sites = np.asarray(batch.site, np.int64)
-    rows = np.flatnonzero(columns.are(kind, Phase.FORWARD, sites=sites))
-    found: dict[str, dict[int, list[tuple[str, int]]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows.tolist():
-        site = int(sites[row])
-        found[columns.fqn[site]][int(columns.call[site])].append((columns.path[site], int(batch.checksum[row])))
-    return {fqn: {call: tuple(sorted(of[call])) for call in sorted(of)} for fqn, of in found.items()}
+    found: dict[str, dict[int, set[tuple[str, int]]]] = defaultdict(lambda: defaultdict(set))
+    rows = np.flatnonzero(columns.are(kind, Phase.FORWARD, sites=batch.site))
+    for site, checksum in zip(batch.site[rows].tolist(), batch.checksum[rows].tolist(), strict=True):
+        found[columns.fqn[site]][int(columns.call[site])].add((columns.path[site], checksum))
+    return {fqn: {call: frozenset(of[call]) for call in sorted(of)} for fqn, of in found.items()}
 
 
 def _new_numbers(longer: Given, shorter: Given) -> dict[int, int]:
     """The new number of each call of the longer run, by its old one.
 
     Equal calls, paired in order, take the number that the shorter run has; the others take those numbers of the longer
-    run that are left, in order. {} where that pairs no more equal calls than the numbers of today do, or for more than
-    `_MOST_CALLS` calls.
+    run that are left, in order.
     """
-    if len(longer) > _MOST_CALLS:
-        return {}
     one, two = list(longer), list(shorter)
     matcher = SequenceMatcher(None, list(longer.values()), list(shorter.values()), autojunk=False)
     pairs = {one[i + k]: two[j + k] for i, j, size in matcher.get_matching_blocks() for k in range(size)}
-    if len(pairs) <= sum(longer[call] == shorter[call] for call in longer.keys() & shorter.keys()):
-        return {}
     rest = iter(sorted(longer.keys() - set(pairs.values())))
     return {call: pairs[call] if call in pairs else next(rest) for call in one}
 
@@ -774,14 +755,11 @@ def _renumbered(columns: Columns, batch: StepBatch, numbers: Mapping[tuple[str, 
         batch: its records of the step.
         numbers: (module, number of a call) to its new number.
     """
-    if not numbers:
-        return batch
-    of_modules = columns.are(*MODULE_KINDS, Phase.FORWARD, Phase.BACKWARD)
-    places = list(zip(columns.phase, columns.kind, columns.fqn, columns.call, columns.path, strict=True))
-    at, new = {place: site for site, place in enumerate(places)}, np.arange(len(columns))
-    for site in np.flatnonzero(of_modules).tolist():
-        phase, kind, fqn, call, path = places[site]
-        new[site] = at.get((phase, kind, fqn, numbers.get((fqn, int(call)), call), path), -1)
+    names, new = {fqn for fqn, _ in numbers}, np.arange(len(columns))
+    moved = columns.are(*MODULE_KINDS, Phase.FORWARD, Phase.BACKWARD) & among(columns.fqn, names)
+    of_site = {columns.site(number): number for number in np.flatnonzero(moved).tolist()}
+    for site, number in of_site.items():
+        new[number] = of_site.get(replace(site, call=numbers.get((site.fqn, site.call), site.call)), -1)
     sites = new[batch.site]
     return batch if (sites < 0).any() else replace(batch, site=sites.astype(batch.site.dtype))
 

@@ -42,6 +42,7 @@ from introspect_cli.compare.table import (
     Table,
     plain_of,
 )
+from introspect_cli.compare.watched import ran_unseen
 from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, ModuleInfo, Phase, Site, Status, Summary
 
 if TYPE_CHECKING:
@@ -327,8 +328,8 @@ def tensors_held(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
             tied = {name: target for name, target in module.tied.items() if _has_kind(step, target, kind)}
             held = module.parameters if kind is Kind.PARAM else module.buffers
             names |= {tied.get(name, f"{owner}.{name}") for name in held} | {*tied.values()}
-    names |= {name for owner in owners for name in step.comparison.tensors_in(owner) if _has_kind(step, name, kind)}
-    return names
+    recorded = (name for owner in owners for name in step.comparison.tensors_of.get(owner, ()))
+    return names | {name for name in recorded if _has_kind(step, name, kind)}
 
 
 def _has_kind(step: Step, fqn: str, kind: Kind) -> bool:
@@ -560,7 +561,8 @@ def unseen(step: Step, place: Place) -> list[Evidence]:
 
     Else nothing.
     """
-    names = step.comparison.ran_unseen(place.site.phase if place.site.phase is Phase.EVAL else Phase.FORWARD)
+    phase = Phase.EVAL if place.site.phase is Phase.EVAL else Phase.FORWARD
+    names = ran_unseen(step.comparison.manifests, phase)
     return [Evidence(Thing.RAN_UNSEEN, Known.UNSEEN, of=some(names))] if names else []
 
 
@@ -698,7 +700,7 @@ def terms_of(step: Step, site: Site, a: Summary | None) -> int:
         owner = owner_of(site.fqn)
         given = _layouts(step, owner, Kind.GRAD_OUTPUT) or _layouts(step, owner, Kind.OUTPUT)
         return max((layout.numel for layout in given), default=0) // max(a.layout.shape[0], 1)
-    names = step.comparison.tensors_in(site.fqn) if site.kind in {Kind.OUTPUT, Kind.GRAD_INPUT} else ()
+    names = step.comparison.tensors_of.get(site.fqn, ()) if site.kind in {Kind.OUTPUT, Kind.GRAD_INPUT} else ()
     held = [layout.shape[1:] for name in names for layout in _layouts(step, name, Kind.PARAM, Kind.GRAD)]
     return max((int(np.prod(shape)) for shape in held if shape), default=0)
 
