@@ -103,13 +103,13 @@ class Comparison(Sides):
         The latter where it has start values of parameters in its second recorded step, and no record at all of the
         optimizer phase. False with ranks put together.
         """
-        sides: list[bool] = []
-        for reader, sites, manifest in zip((self.a, self.b), self.sites, self.manifests, strict=True):
+        sides = [False, False]
+        every = zip((self.a, self.b), self.sites, self.manifests, strict=True)
+        for side, (reader, sites, manifest) in enumerate(every) if not self.is_whole else ():
             steps = reader.entries["step"].tolist()
             begins = sites.are(Kind.PARAM, Phase.START).any() and not sites.are(Phase.OPTIMIZER).any()
-            asked = begins and len(steps) > 1 and not self.is_whole
-            by_hand = bool(asked and At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START))
-            sides.append(by_hand or (is_list(manifest) and not self.is_whole))
+            by_hand = begins and len(steps) > 1 and At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START)
+            sides[side] = is_list(manifest) or bool(by_hand)
         return sides[0], sides[1]
 
     @cached_property

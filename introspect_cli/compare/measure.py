@@ -266,20 +266,15 @@ def is_shapeless(summary: Summary) -> bool:
 def shapes_differ(a: Summary, b: Summary) -> bool:
     """Whether two records cannot be of one tensor, by their shapes.
 
-    Values gathered from ranks need only have as many elements as the other; a value equal on all ranks may be a part of
-    the other.
+    Values gathered from ranks need only have as many elements as the other; a value equal on all ranks (ALIKE) may be
+    one of several parts of the other.
     """
     if a.layout.shape == b.layout.shape:
         return False
+    part, whole = sorted((a, b), key=lambda side: side.layout.numel)
     if Joined.GATHERED in (a.joined, b.joined):
-        return a.layout.numel != b.layout.numel
-    return not (_may_be_part(a, b) or _may_be_part(b, a))
-
-
-def _may_be_part(part: Summary, whole: Summary) -> bool:
-    """Whether a value that is equal on all ranks (ALIKE) may be one of n parts of another; n divides the ranks."""
-    times, rest = divmod(whole.layout.numel, max(part.layout.numel, 1))
-    return part.joined is Joined.ALIKE and rest == 0 < times and part.ranks % times == 0
+        return part.layout.numel != whole.layout.numel
+    return part.joined is not Joined.ALIKE or whole.layout.numel % max(part.layout.numel, 1) != 0
 
 
 # --- rounding, or more

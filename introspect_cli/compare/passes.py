@@ -73,7 +73,7 @@ from introspect_cli.compare.result import Restored
 from introspect_cli.compare.resumed import holds_part, repeated_values, with_copied_starts
 from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
-from introspect_cli.compare.steps import are_of_one_dtype, gathered_agree
+from introspect_cli.compare.steps import are_of_one_dtype, gathered_agree, moments_agree
 from introspect_cli.compare.table import (
     ABSENT,
     CUT,
@@ -96,7 +96,7 @@ from introspect_cli.compare.table import (
 from introspect_cli.compare.watched import STATE_KINDS, is_list, is_ordered, stopped_within
 from introspect_cli.compare.wholes import autocasts
 from introspect_cli.derived import ROUNDING
-from introspect_cli.records import Joined, Kind, Phase, Site, Status
+from introspect_cli.records import Joined, Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -232,13 +232,12 @@ def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> t
 
 def _without_cut(table: Table, comparison: Comparison) -> Table:
     """Mark rows of one run CUT that come after the last common record, if the other was stopped within this step."""
-    readers, both = (comparison.b, comparison.a), ~table.one_sided
-    for half, other, reader, step in zip(
-        table.halves, comparison.manifests[::-1], readers, (table.step_b, table.step), strict=True
-    ):
-        if stopped_within(other) and reader.last_step == step and len(half.batch):
+    ends = comparison.b.last_step == table.step_b, comparison.a.last_step == table.step
+    for half, other, is_last in zip(table.halves, comparison.manifests[::-1], ends, strict=True):
+        if is_last and stopped_within(other) and len(half.batch):
             sequence = np.asarray(half.batch.sequence, np.int64)[half.row]
-            table = table.marked((table.state == half.alone) & (sequence > sequence[both].max(initial=-1)), CUT)
+            late = sequence > sequence[~table.one_sided].max(initial=-1)
+            table = table.marked((table.state == half.alone) & late, CUT)
     return table
 
 
@@ -253,9 +252,9 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
     restored = [part for part in parts if part.state is Restored.YES]
     if not restored:
         return table
-    rows = np.flatnonzero(table.diverging & table.are(Kind.RNG, Kind.BATCH, Phase.START, Phase.DATA)).tolist()
-    held = [row for row in rows if any(holds_part(table.named(row), part) for part in restored)]
-    return table.marked(np.array(held, np.int64), ABSENT)
+    rows = np.flatnonzero(table.diverging & table.are(Kind.RNG, Kind.BATCH, Phase.START, Phase.DATA))
+    held = [any(holds_part(table.named(row), part) for part in restored) for row in rows.tolist()]
+    return table.marked(rows[np.array(held, np.bool_)], ABSENT)
 
 
 def _unobservable(alignment: Alignment, sites: Ids, other: Half) -> Mask:
@@ -357,9 +356,6 @@ def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> 
     return table, after
 
 
-_FORM = ("min", "max", "absmin", "mean", "amean")
-
-
 def accept_form(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Pass: of two implementations of one model, mark what holds the same numbers in another order.
 
@@ -372,11 +368,9 @@ def accept_form(table: Table, learned: Learned, comparison: Comparison) -> tuple
     numel, shapes = map(differ.of_layouts, ("numel", "shape"))
     transposed = differ.are(*STATE_KINDS, Kind.GRAD) & differ.of_layouts("matrix")[0]
     may = np.equal(*numel) & (np.not_equal(*shapes) | transposed)
-    values = np.array([differ.statistic(name) for name in _FORM])
-    bound = np.where(differ.are(Kind.GRAD), 10.0, 1.0) * comparison.options.rtol * np.abs(values[:2]).max(axis=(0, 1))
-    with np.errstate(invalid="ignore"):
-        near = may & (np.abs(values[:, 0] - values[:, 1]) <= bound).all(axis=0)
-    return table.marked(table.differing[near], WITHIN), learned
+    known = np.isfinite(differ.statistic("mean")).all(axis=0)
+    rtol = np.where(differ.are(Kind.GRAD), 10.0, 1.0) * comparison.options.rtol
+    return table.marked(table.differing[may & known & moments_agree(differ, rtol, 1.0)], WITHIN), learned
 
 
 def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Floats:
@@ -557,7 +551,7 @@ def drop_unused(table: Table, learned: Learned, comparison: Comparison) -> tuple
     """
     if comparison.options.strict or not table.diverging.any():
         return table, learned
-    for edge in (_unused_sparse, _unused_backward, _unused_inputs, _unused_batches):
+    for edge in (_unused_forms, _unused_backward, _unused_batches):
         rows = edge(table, comparison)
         table = table.marked(rows[~table.one_sided[rows]], UNUSED).marked(rows[table.one_sided[rows]], ABSENT)
     return table, learned
@@ -572,29 +566,26 @@ def _agree(table: Table, rows: Ids | Mask) -> bool:
 # --- what rests on what
 
 
-def _fed_alike(table: Table, rows: Ids, rests: Ids, agree: Mask, key: Callable[[Site], object]) -> Ids:
-    """Those of `rows` on which some of `rests` rest, and all that do agree.
+def _unused_forms(table: Table, _comparison: Comparison) -> Ids:
+    """Rows of values in another form whose outputs agree: shape, floats or others, sparse or not.
 
-    Args:
-        table: the step.
-        rows: rows of the table.
-        rests: rows that may rest on them.
-        agree: mask of the rows of the table that agree.
-        key: of a site, what such rows have in common.
+    Those of inputs are the outputs of their call, which may differ by rounding; those of gradients that optimizers take
+    are what these leave of the parameter. Some have to be in both runs.
     """
+    computed = table.are(Kind.OUTPUT) & ~table.one_sided
+    rests = np.flatnonzero(computed | table.are(Kind.PARAM, Kind.OPTIMIZER_STATE, Phase.OPTIMIZER))
+    agree, differ = np.isin(table.state, _AGREEING), np.flatnonzero(computed & (table.state == DIFFERENT))
+    one, two = table.of_layouts("unit", differ)
+    agree[differ] = (one == two) & (table.relative(differ) <= LEAST_BOUND * one)
+    fed = table.are(Kind.INPUT) | table.are(Kind.GRAD, Phase.OPTIMIZER)
+    rows = np.flatnonzero(fed & (table.state == DIFFERENT))
+    forms = [np.not_equal(*table.of_layouts(name, rows)) for name in ("shape", "floating", "stored")]
+    rows, call = rows[np.logical_or.reduce(forms)], attrgetter("phase", "fqn", "call")
     resting = defaultdict[object, list[bool]](list)
     for row in rests.tolist() if len(rows) else ():
-        resting[key(table.named(row))].append(bool(agree[row]))
-    each = [resting[key(table.named(row))] for row in rows.tolist()]
+        resting[call(table.named(row))].append(bool(agree[row]))
+    each = [resting[call(table.named(row))] for row in rows.tolist()]
     return rows[np.array([bool(states) and all(states) for states in each], np.bool_)]
-
-
-def _unused_sparse(table: Table, _comparison: Comparison) -> Ids:
-    """Rows of gradients that are sparse in one run alone, and whose parameter and its state agree after the step."""
-    rows = np.flatnonzero(table.are(Kind.GRAD, Phase.OPTIMIZER) & (table.state == DIFFERENT))
-    rows = rows[np.not_equal(*table.of_layouts("stored", rows))]
-    left = np.flatnonzero(table.are(Kind.PARAM, Kind.OPTIMIZER_STATE, Phase.OPTIMIZER))
-    return _fed_alike(table, rows, left, np.isin(table.state, _AGREEING), attrgetter("fqn"))
 
 
 def _unused_backward(table: Table, comparison: Comparison) -> Ids:
@@ -640,20 +631,6 @@ def _is_multiple(table: Table, rows: Ids, close: float) -> bool:
     with np.errstate(all="ignore"):
         factor = two[0] / one[0]
         return bool(0 < factor != 1 and np.allclose(two, one * factor, rtol=close, atol=0, equal_nan=True))
-
-
-def _unused_inputs(table: Table, _comparison: Comparison) -> Ids:
-    """Rows of inputs that differ in shape or between floats and others, if all outputs of their call agree.
-
-    Outputs that differ by rounding count as agreeing too. Not where no output of the call is in both runs.
-    """
-    rows = np.flatnonzero(table.are(Kind.INPUT) & (table.state == DIFFERENT))
-    form = np.not_equal(*table.of_layouts("shape", rows)) | np.not_equal(*table.of_layouts("floating", rows))
-    outputs = np.flatnonzero(table.are(Kind.OUTPUT) & ~table.one_sided)
-    agree, differ = np.isin(table.state, _AGREEING), outputs[table.state[outputs] == DIFFERENT]
-    one, two = table.of_layouts("unit", differ)
-    agree[differ] = (one == two) & (table.relative(differ) <= LEAST_BOUND * one)
-    return _fed_alike(table, rows[form], outputs, agree, attrgetter("phase", "fqn", "call"))
 
 
 def _unused_batches(table: Table, _comparison: Comparison) -> Ids:

@@ -214,7 +214,7 @@ def gathered_agree(table: Table, rtol: Floats, learned: Learned) -> tuple[Mask, 
     scaled, units = _scaled_outputs(table, rtol, scalar)
     agree = _sums_agree(table, rtol, ratio or 1.0)
     agree[scaled] = True
-    agree[by_moments] |= _moments_agree(table.of(by_moments), rtol[by_moments], ratio or 1.0)
+    agree[by_moments] |= moments_agree(table.of(by_moments), rtol[by_moments], ratio or 1.0)
     return agree, learned._replace(backward_ratio=ratio, units={**learned.units, **units})
 
 
@@ -235,7 +235,7 @@ def _compared_by_moments(table: Table) -> Mask:
     return np.asarray(_are_joined(table, Joined.GATHERED) | (_are_joined(table, Joined.ALIKE) & alike))
 
 
-def _moments_agree(table: Table, rtol: Floats, ratio: float) -> Mask:
+def moments_agree(table: Table, rtol: Floats, ratio: float) -> Mask:
     """Mask of rows that agree: extrema, means and variances; of single numbers, the mean or the sum over calls.
 
     Args:
