@@ -24,7 +24,6 @@ from introspect_cli.compare.watched import (
     draws_recorded,
     is_list,
     observed_kinds,
-    passes_over,
 )
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
 
@@ -65,16 +64,14 @@ class Comparison(Sides):
         or calls put together, and of two implementations of one model, all random states; with calls put together
         (`Splits.folds`) results of operators.
         """
-        alignment = self.alignment
+        alignment, random = self.alignment, self.alignment.are(Kind.RNG)
         mask = ~alignment.are(*SETTING_KINDS)
-        if self.match.is_port:  # they may draw what the other is given
-            mask = mask & ~alignment.are(Kind.RNG)
-        if self.is_whole:
-            mask = mask & ~alignment.are(Kind.RNG)
-            if self.splits is not None and any(self.splits.folds):  # operators are numbered through all calls
-                mask = mask & ~alignment.are(Kind.OP_OUTPUT)
-        if not self.draws_alike:
-            mask = mask & ~(alignment.are(Kind.RNG) & ~alignment.are(Phase.START))
+        if self.match.is_port or self.is_whole:  # they may draw what the other is given
+            mask &= ~random
+        elif not self.draws_alike:
+            mask &= alignment.are(Phase.START) | ~random
+        if self.splits is not None and any(self.splits.folds):  # operators are numbered through all calls
+            mask &= ~alignment.are(Kind.OP_OUTPUT)
         return np.asarray(mask)
 
     @cached_property
@@ -115,13 +112,8 @@ class Comparison(Sides):
     @cached_property
     def floors(self) -> list[NoiseFloor]:
         """Noise floor of each noise run, created once; `compare_rank` raises them as it reads steps."""
-        return [
-            NoiseFloor(
-                align(self.alignment.a, columns(noise.sites, self.rename)),
-                is_perturbed=perturbed_by(manifest) is not None,
-            )
-            for noise, manifest in self.noise
-        ]
+        runs = ((align(self.alignment.a, columns(run.sites, self.rename)), manifest) for run, manifest in self.noise)
+        return [NoiseFloor(sites, is_perturbed=perturbed_by(manifest) is not None) for sites, manifest in runs]
 
     @cached_property
     def causes(self) -> tuple[Mask, Mask] | None:
@@ -134,9 +126,7 @@ class Comparison(Sides):
             return None
         alignment = self.alignment
         random = alignment.are(Kind.RNG)
-        alone = alignment.are(*ACTIVATIONS) | alignment.evaluating
-        if self.match.is_port:
-            alone = np.ones(len(alignment), np.bool_)
+        alone = alignment.are(*ACTIVATIONS) | alignment.evaluating | self.match.is_port
         named = alignment.names
         held = _named_in(self.a.modules, self.rename or str), _named_in(self.b.modules, str)
         one, two = (with_ancestors(names | more) for names, more in zip(named, held, strict=True))
@@ -193,10 +183,6 @@ class Comparison(Sides):
     def notices_all_draws(self) -> bool:
         """Whether both captures recorded every draw from a default generator, so also left no module out."""
         return all(map(draws_recorded, self.manifests)) and not self.leaves_modules_out
-
-    def passes_over(self, step: int, step_b: int) -> bool:
-        """Whether a in its step `step`, or b in its step `step_b`, has an evaluation that was not recorded."""
-        return any(passes_over(run, at) for run, at in zip(self.manifests, (step, step_b), strict=True))
 
     @cached_property
     def recorded_after_steps(self) -> frozenset[str]:

@@ -182,7 +182,7 @@ def table_of(
     both, counts = (row_a >= 0) & (row_b >= 0), compared[site]
     checksums, blanks, parts, plain = (  # 0 for a record that a run lacks
         [np.append(of, of.dtype.type(0))[rows] for of, rows in zip(map(column, batches), (row_a, row_b), strict=True)]
-        for column in (attrgetter("checksum"), unseen, _in_part, _is_plain)
+        for column in (attrgetter("checksum"), unseen, _in_part, lambda batch: batch.status == _VALUE)
     )
     differs = both & np.not_equal(*checksums)
     # a random state that nothing has drawn from yet is recorded as a text
@@ -193,11 +193,6 @@ def table_of(
     state[unknown] = np.where(both, NOT_SEEN, ABSENT)[unknown]
     cause, codes = np.zeros(len(site), np.bool_), state.astype(np.int8)
     return Table(alignment, *steps, a, b, site, row_a, row_b, codes, counts, cause, layouts)
-
-
-def _is_plain(batch: StepBatch) -> Mask:
-    """Mask of records that are no tensors."""
-    return np.asarray(batch.status == _VALUE)
 
 
 def _in_part(batch: StepBatch) -> Mask:

@@ -42,7 +42,7 @@ from introspect_cli.compare.table import (
     Table,
     plain_of,
 )
-from introspect_cli.compare.watched import ran_unseen
+from introspect_cli.compare.watched import passes_over, ran_unseen
 from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, ModuleInfo, Phase, Site, Status, Summary
 
 if TYPE_CHECKING:
@@ -496,8 +496,8 @@ def loading(step: Step, place: Place) -> list[Evidence]:
 
 def passed_over(step: Step, _place: Place) -> list[Evidence]:
     """Edge: PASSED_OVER as UNSEEN where either run did not record an evaluation in the step; nothing otherwise."""
-    passed = step.comparison.passes_over(step.number, step.table.step_b)
-    return [Evidence(Thing.PASSED_OVER, Known.UNSEEN)] if passed else []
+    runs = zip(step.comparison.manifests, (step.number, step.table.step_b), strict=True)
+    return [Evidence(Thing.PASSED_OVER, Known.UNSEEN)] if any(passes_over(*run) for run in runs) else []
 
 
 def inputs(step: Step, place: Place) -> list[Evidence]:

@@ -118,18 +118,15 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
         table: the sites of a rank.
         rename: changes FQNs; None to strip wrappers alone. Keys of changed names are computed again.
     """
-    keys, names, change = np.asarray(table.key, dtype=np.uint64), table.fqn, rename or strip_wrappers
-    if rename is not None or "._" in "\n".join(names):
-        new = {name: change(name) for name in set(names)}
-        changed = [index for index, name in enumerate(names) if new[name] != name]
-        names, keys = [new[name] for name in names], keys.copy() if changed else keys
-        for at in changed:
-            site = Site(Phase(table.phase[at]), Kind(table.kind[at]), names[at], int(table.call[at]), table.path[at])
-            keys[at] = site.key()
     phase = np.frombuffer(bytes(map(_PHASE_CODE.__getitem__, table.phase)), np.uint8)
     kind = np.frombuffer(bytes(map(KIND_CODES.__getitem__, table.kind)), np.uint8)
-    calls = np.asarray(table.call, dtype=np.int64)
-    return Columns(keys, phase, kind, names, calls, table.path, table.module_class)
+    keys, calls, change = np.array(table.key, np.uint64), np.asarray(table.call, np.int64), rename or strip_wrappers
+    new = {name: change(name) for name in {*table.fqn}}
+    names = [new[name] for name in table.fqn]
+    sites = Columns(keys, phase, kind, names, calls, table.path, table.module_class)
+    for at in [at for at, name in enumerate(table.fqn) if names[at] != name]:
+        keys[at] = sites.site(at).key()
+    return sites
 
 
 def unwrapped(sites: Columns) -> Columns:
@@ -165,9 +162,7 @@ class Alignment(Columns):
     @cached_property
     def in_both(self) -> Mask:
         """Mask of sites that both runs have, each in any step."""
-        shared = np.zeros(len(self), dtype=np.bool_)
-        shared[self.b_ids[self.b_ids < len(self.a)]] = True
-        return shared
+        return np.isin(np.arange(len(self)), self.b_ids[self.b_ids < len(self.a)])
 
     @cached_property
     def by_fqn(self) -> dict[str, list[int]]:
@@ -203,30 +198,18 @@ def align(a: Columns, b: Columns) -> Alignment:
 
     Of a site of both, the columns have what a has.
     """
-    ids, extra = _union_numbers(a, b)
+    ids, extra = np.arange(len(b), dtype=np.int64), np.empty(0, np.int64)
+    if not np.array_equal(a.keys, b.keys):
+        known = {key: number for number, key in reversed([*enumerate(a.keys.tolist())])}
+        ids = np.array([known.get(key, -1) for key in b.keys.tolist()], np.int64)
+        extra = np.flatnonzero(ids < 0)
+        ids[extra] = len(a) + np.arange(len(extra))
     columns: dict[str, Any] = {field.name: getattr(a, field.name) for field in fields(Columns)}
     for name, column in columns.items() if len(extra) else ():
         of_b = getattr(b, name)
         more = [of_b[i] for i in extra.tolist()] if isinstance(column, list) else of_b[extra]
         columns[name] = column + more if isinstance(column, list) else np.concatenate([column, more])
     return Alignment(**columns, a=a, b=b, b_ids=ids)
-
-
-def _union_numbers(a: Columns, b: Columns) -> tuple[Ids, Ids]:
-    """(union number of each site of b, numbers in b of the sites that a lacks)."""
-    count, every = len(a), np.arange(len(b), dtype=np.int64)
-    if not count:
-        return every, every
-    if count == len(b) and np.array_equal(a.keys, b.keys):
-        return every, every[:0]
-    order = np.argsort(a.keys, kind="stable")
-    ranked = a.keys[order]
-    place = np.minimum(np.searchsorted(ranked, b.keys), count - 1)
-    shared = ranked[place] == b.keys
-    extra = np.flatnonzero(~shared).astype(np.int64)
-    ids = np.where(shared, order[place], -1).astype(np.int64)
-    ids[extra] = count + np.arange(len(extra))
-    return ids, extra
 
 
 Codes = npt.NDArray[np.int8]
@@ -467,10 +450,8 @@ class Table:
     def sketches(self, site: int) -> tuple[Any, Any] | None:
         """(sketch in a, sketch in b) of a site, float64 (16,); None where either has none, or is not finite."""
         found = [self._record(site, side) for side in "ab"]
-        if any(row is None or batch.sketch is None for row, batch in found):
-            return None
-        one, two = (batch.sketch[row].astype(np.float64) for row, batch in found if batch.sketch is not None)
-        return (one, two) if np.isfinite([one, two]).all() else None
+        both = [of.sketch[row].astype(np.float64) for row, of in found if row is not None and of.sketch is not None]
+        return (both[0], both[1]) if len(both) == 2 and np.isfinite(both).all() else None
 
     def plain(self, site: int, side: str) -> str | None:
         """`plain_of` a site's record in run `side`; None without a record."""

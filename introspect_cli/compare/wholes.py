@@ -329,7 +329,8 @@ def _called(
                 own = name if of_rank is None else of_rank.name(name)
                 key = phase == Phase.EVAL.value or EVALUATED in name.partition(".")[0], rename(own)
                 times, kinds, _ = calls.get(key, (0, frozenset[str](), own))
-                calls[key] = _Called(max(times, int(call) + 1), kinds | {kind}, own)
+                if call >= times or kind not in kinds:
+                    calls[key] = _Called(max(times, int(call) + 1), kinds | {kind}, own)
     return calls
 
 
