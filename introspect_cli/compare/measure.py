@@ -62,8 +62,7 @@ class Layouts:
         unit: float64, unit roundoff of the coarsest dtype; 0 for dtypes without rounding.
         dtype: int64, a number per dtype, the same in all `Layouts` of the process.
         stored: bool, whether the tensor is sparse, jagged or nested.
-        scalar: bool, whether it has no dimensions.
-        matrix: bool, whether it has several.
+        dims: int64, number of dimensions.
         coarse: whether any layout is of bfloat16; not an array.
         shape: int64, a number per shape, the same in all `Layouts` of the process.
     """
@@ -82,8 +81,7 @@ class Layouts:
         self.dtype = column(lambda layout: _NUMBERS.setdefault(layout.dtype, len(_NUMBERS)), np.int64)
         # of sparse and nested ones, statistics and sketch have the values, and not where they stand
         self.stored = column(lambda layout: layout.strides.startswith(("sparse", "jagged", "nested")), np.bool_)
-        self.scalar = column(lambda layout: not layout.shape, np.bool_)
-        self.matrix = column(lambda layout: len(layout.shape) > 1, np.bool_)
+        self.dims = column(lambda layout: len(layout.shape), np.int64)
         self.shape = column(lambda layout: _NUMBERS.setdefault(tuple(layout.shape), len(_NUMBERS)), np.int64)
         self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
 

@@ -361,7 +361,7 @@ def accept_form(table: Table, learned: Learned, comparison: Comparison) -> tuple
         return table, learned
     differ = table.of(table.differing)
     numel, shapes = map(differ.of_layouts, ("numel", "shape"))
-    transposed = differ.are(*STATE_KINDS, Kind.GRAD) & differ.of_layouts("matrix")[0]
+    transposed = differ.are(*STATE_KINDS, Kind.GRAD) & (differ.of_layouts("dims")[0] > 1)
     may = np.equal(*numel) & (np.not_equal(*shapes) | transposed)
     known = np.isfinite(differ.statistic("mean")).all(axis=0)
     rtol = np.where(differ.are(Kind.GRAD), 10.0, 1.0) * comparison.options.rtol
@@ -515,7 +515,7 @@ def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]
     coarse = np.array([[_HALF_UNIT * autocasts(run)] for run in comparison.runs])
     bound = np.maximum(_MAX_ROUNDINGS * np.fmax(*table.of_layouts("unit", rows)), coarse)
     bound = bound * np.array([largest[owner_of(name)] for name in names])
-    bias = few & ~sides[0].layout("matrix") & (table.state[rows] != DIFFERENT)
+    bias = few & (sides[0].layout("dims") <= 1) & (table.state[rows] != DIFFERENT)
     with np.errstate(invalid="ignore"):
         whole = (sizes <= bound).all(axis=0) & (table.relative(rows) > _UNRELATED)
         partly = bias & (table.statistic("absmin", rows) <= bound).all(axis=0)

@@ -183,11 +183,8 @@ def _count_wanted(steps: Sequence[int], asked: object, offset: int) -> int:
 
 def differing(paired: Paired) -> list[int]:
     """Indices of the common steps whose digests are unequal, in order; only the index is read."""
-    one, two = (
-        np.ascontiguousarray(reader.entries["digest"][rows]).view(np.uint64).reshape(-1, 2)
-        for reader, rows in ((paired.a, paired.rows_a), (paired.b, paired.rows_b))
-    )
-    return [int(place) for place in np.flatnonzero((one != two).any(axis=1))]
+    one, two = paired.a.entries["digest"][paired.rows_a], paired.b.entries["digest"][paired.rows_b]
+    return [int(place) for place in np.flatnonzero(one != two)]
 
 
 _MOMENTS = ("min", "max", "absmin", "mean", "amean", "var")
@@ -208,7 +205,7 @@ def gathered_agree(table: Table, rtol: Floats, learned: Learned) -> tuple[Mask, 
     """
     if "mean" not in table.a.floats or "mean" not in table.b.floats:
         return _sums_agree(table, rtol, learned.backward_ratio or 1.0), learned
-    by_moments, scalar = _compared_by_moments(table), np.logical_and(*table.of_layouts("scalar"))
+    by_moments, scalar = _compared_by_moments(table), np.maximum(*table.of_layouts("dims")) == 0
     # a loss's gradient is what the script makes it
     ratio = learned.backward_ratio or _whole_ratio(table.of(table.are(*FLOWING_BACK) & by_moments & ~scalar))
     scaled, units = _scaled_outputs(table, rtol, scalar)
@@ -349,4 +346,4 @@ def _call_counts(records: Records) -> Ids:
 def _single_numbers(table: Table) -> Mask:
     """Mask of rows that are losses, or scalars put together from several calls in either run."""
     several = np.maximum(*map(_call_counts, table.both())) > 1
-    return np.asarray(table.are(Kind.LOSS) | (several & np.logical_and(*table.of_layouts("scalar"))))
+    return np.asarray(table.are(Kind.LOSS) | (several & (np.maximum(*table.of_layouts("dims")) == 0)))

@@ -67,9 +67,10 @@ def ran_unseen(manifests: Iterable[dict[str, Any]], phase: Phase) -> list[str]:
     for manifest in manifests:
         unseen = manifest.get("ran_unseen")
         entries = unseen.items() if isinstance(unseen, dict) else ()
-        ran = {name: of[phase.value] for name, of in entries if isinstance(of, dict) and phase.value in of}
+        named = {name: of.get(phase.value) for name, of in entries if isinstance(of, dict)}
+        ran = {name: methods for name, methods in named.items() if isinstance(methods, list)}
         outer = {name: methods for name, methods in ran.items() if ran.keys().isdisjoint(ancestors(name))}
-        every = [(name, method) for name, methods in outer.items() for method in methods or ()]
+        every = [(name, method) for name, methods in outer.items() for method in methods]
         found.update((f"{name}.{method}()" if method else name, None) for name, method in every)
     return [*found]
 
