@@ -350,12 +350,6 @@ def _matching_step(whole: At, start: Mapping[Tensor, int]) -> int | None:
     return steps[0] if goal is not None and len(steps) == 1 and 2 * best >= np.count_nonzero(goal) > 0 else None
 
 
-def steps_counted(at: At) -> float | None:
-    """Largest number of steps that optimizer states count as a step begins; None where none counts."""
-    every = at.numbers(Kind.OPTIMIZER_STATE, Phase.START)
-    return max((value for (_, path), value in every if path == "['step']" and value is not None), default=None)
-
-
 def _has_trained(begins: At, whole: At) -> bool:
     """Whether a run begins with a state of an optimizer that is not 0, and that the other does not begin with.
 
