@@ -434,8 +434,8 @@ def _part(name: str, pairs: Iterable[tuple[Values, Values]], *, matters: bool = 
         both = late.keys() & whole.keys()
         seen = seen or len(both)
         if differ := sorted(of for of in both if late[of] != whole[of]):
-            names = [f"{key_of(path)} of {fqn}" if path else fqn for *_, fqn, path in differ]
-            return Part(name, Restored.NO, f"{len(differ)} of {len(both)} differ, {some(names, 2)}")
+            names = dict.fromkeys(f"{key_of(path)} of {fqn}" if path else fqn for *_, fqn, path in differ)
+            return Part(name, Restored.NO, f"{len(differ)} of {len(both)} differ, {some([*names], 2)}")
         if both and once:
             break
     return Part(name, Restored.YES, f"{seen} equal") if seen else Part(name, Restored.UNSEEN, matters=matters)
@@ -493,7 +493,8 @@ def _given(at: At) -> Values:
         if kind is Kind.INPUT:
             rows = [(row, number) for row, number in rows if "." not in sites.fqn[number]]
         if rows:
-            return {(sites.fqn[number], sites.path[number]): int(batch.checksum[row]) for row, number in rows}
+            named = [(sites.path[number], f"{kind.value} of {sites.fqn[number]}", "") for _, number in rows]
+            return dict(zip(named, batch.checksum[[row for row, _ in rows]].tolist(), strict=True))
     return {}
 
 
