@@ -25,6 +25,7 @@ rounding, and `capture --perturb` measures it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -249,11 +250,10 @@ def distance_of(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
 
 def plain_distance(one: str, two: str) -> tuple[float, float]:
     """(absolute difference, larger absolute value) of two texts that are numbers; NaN of others."""
-    try:
+    with suppress(ValueError):
         a, b = float(one), float(two)
-    except ValueError:
-        return np.nan, np.nan
-    return 0.0 if a == b else abs(a - b), max(abs(a), abs(b))
+        return 0.0 if a == b else abs(a - b), max(abs(a), abs(b))
+    return np.nan, np.nan
 
 
 def is_shapeless(summary: Summary) -> bool:

@@ -120,12 +120,14 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
     """
     phase = np.frombuffer(bytes(map(_PHASE_CODE.__getitem__, table.phase)), np.uint8)
     kind = np.frombuffer(bytes(map(KIND_CODES.__getitem__, table.kind)), np.uint8)
-    keys, calls, change = np.array(table.key, np.uint64), np.asarray(table.call, np.int64), rename or strip_wrappers
+    keys, calls, change = np.asarray(table.key, np.uint64), np.asarray(table.call, np.int64), rename or strip_wrappers
+    sites = Columns(keys, phase, kind, table.fqn, calls, table.path, table.module_class)
+    if rename is None and "._" not in "\n".join(table.fqn):
+        return sites
     new = {name: change(name) for name in {*table.fqn}}
-    names = [new[name] for name in table.fqn]
-    sites = Columns(keys, phase, kind, names, calls, table.path, table.module_class)
-    for at in [at for at, name in enumerate(table.fqn) if names[at] != name]:
-        keys[at] = sites.site(at).key()
+    sites = replace(sites, keys=keys.copy(), fqn=[new[name] for name in table.fqn])
+    for at in [at for at, name in enumerate(table.fqn) if new[name] != name]:
+        sites.keys[at] = sites.site(at).key()
     return sites
 
 
