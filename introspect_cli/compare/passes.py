@@ -107,8 +107,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.table import Columns, Half
     from introspect_cli.store.batch import StepBatch
 
-_PARTIAL, _VALUE = int(Status.PARTIAL), int(Status.VALUE)
-
 
 def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     """The table of one step, with a row for each record of a, of b or of both, by site; reads both steps.
@@ -182,7 +180,7 @@ def table_of(
     both, counts = (row_a >= 0) & (row_b >= 0), compared[site]
     checksums, blanks, parts, plain = (  # 0 for a record that a run lacks
         [np.append(of, of.dtype.type(0))[rows] for of, rows in zip(map(column, batches), (row_a, row_b), strict=True)]
-        for column in (attrgetter("checksum"), unseen, _in_part, lambda batch: batch.status == _VALUE)
+        for column in (attrgetter("checksum"), unseen, _in_part, lambda batch: batch.status == Status.VALUE)
     )
     differs = both & np.not_equal(*checksums)
     # a random state that nothing has drawn from yet is recorded as a text
@@ -198,7 +196,7 @@ def table_of(
 def _in_part(batch: StepBatch) -> Mask:
     """Mask of records that were seen in part, such as an expanded tensor's memory; not those that ranks add up to."""
     joined = batch.how is not None and batch.how != Joined.AS_RECORDED
-    return np.asarray((batch.status == _PARTIAL) & np.logical_not(joined))
+    return np.asarray((batch.status == Status.PARTIAL) & np.logical_not(joined))
 
 
 # --- what one run could not have
@@ -264,7 +262,7 @@ def _unobservable(alignment: Alignment, sites: Ids, other: Half) -> Mask:
         sites: union numbers of the one-sided sites.
         other: the other run's records.
     """
-    blind, other_sites = other.batch.status == int(Status.NOT_OBSERVED), other.sites
+    blind, other_sites = other.batch.status == Status.NOT_OBSERVED, other.sites
     roots = [alignment.fqn[site].partition(".")[0] for site in sites.tolist()]
     ran = alignment.are(Kind.LOSS, sites=other_sites).any()  # else an optimizer steps once more
     silent = _roots_of(alignment, other_sites, Kind.GRAD) if ran else set()
@@ -302,12 +300,6 @@ def evaluates(table: Table) -> tuple[bool, bool]:
 
 
 # --- what is let pass
-
-
-_COMPUTED = (
-    Kind.OUTPUT, Kind.OP_OUTPUT, Kind.LOSS, Kind.GRAD_OUTPUT, Kind.GRAD_INPUT, Kind.GRAD, Kind.PARAM,
-    Kind.OPTIMIZER_STATE,
-)  # fmt: skip
 
 
 def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
@@ -385,7 +377,7 @@ def _first_coarse(table: Table) -> float:
 
     Infinity for none.
     """
-    both = np.flatnonzero(~table.one_sided & table.are(*_COMPUTED))
+    both = np.flatnonzero(~(table.one_sided | table.are(Kind.INPUT, Kind.BATCH, Kind.BUFFER)))
     coarse = np.fmin(*table.of_layouts("unit", both)) >= ROUNDING["float16"]
     return float(table.order[both[coarse]].min(initial=np.inf))
 
@@ -408,7 +400,7 @@ def _within_tolerance(differ: Table, options: DiffOptions, rtol: Floats, distanc
         passes = distance / root <= options.atol + rtol * scale / root
     passes &= one.layout("floating") & two.layout("floating") & same_nonfinite(one, two)
     passes &= ~differ.are(Kind.RNG)
-    plain = [of_run.column("status") == _VALUE for of_run in (one, two)]
+    plain = [of_run.column("status") == Status.VALUE for of_run in (one, two)]
     passes &= ~(plain[0] | plain[1])
     both = np.flatnonzero(plain[0] & plain[1])
     texts = zip(*([of.batch.text[row] for row in of.rows[both].tolist()] for of in (one, two)), strict=True)
