@@ -154,7 +154,7 @@ def results_agree(table: Table) -> bool | None:
     Losses alone do not suffice if either run recorded other results. None where neither recorded any.
     """
     agree = _result_kinds(table.alignment, table.site[table.agreeing])
-    recorded = _result_kinds(table.alignment, table.sites_a) | _result_kinds(table.alignment, table.sites_b)
+    recorded = frozenset[Kind]().union(*(_result_kinds(table.alignment, half.sites) for half in table.halves))
     return bool(agree - {Kind.LOSS} or (agree and not recorded - {Kind.LOSS})) if recorded else None
 
 
@@ -235,7 +235,7 @@ class Structure:
             sites = half.sites[half.only]
             saved = set(sites[self.alignment.are(Kind.PRODUCT, sites=sites)].tolist())
             only.update((s, None) for s in sites.tolist() if s not in saved or self.alignment.fqn[s] in names)
-        for union in causes.differing_sites.tolist():
+        for union in causes.site[causes.differing].tolist():
             self.random.setdefault(self.alignment.fqn[union], causes.step)
 
 
@@ -435,8 +435,8 @@ class Heat:
             place: index of the step among the compared ones.
             table: the step after all passes.
         """
-        rows, rel = np.flatnonzero(table.diverging), np.full(table.diverged, np.inf)
-        far = table.relative()
+        rows, rel = np.flatnonzero(table.diverging), np.full(len(table.in_order), np.inf)
+        far = table.relative(table.differing)
         rel[table.state[rows] == DIFFERENT] = np.where(np.isfinite(far), np.maximum(far, 1e-12), _UNMEASURED)
         kept = self.row_of[table.site[rows]] >= 0
         unions, column = table.site[rows[kept]], self.values[:, :, place // self.fold]
@@ -491,7 +491,7 @@ def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
     Records that count for nothing (ABSENT) are left out. Only cells that differ have a distance, if it is known.
     """
     table, cells = step.table, list[StripCell]()
-    far = dict(zip(table.differing.tolist(), table.relative().tolist(), strict=True))
+    far = dict(zip(table.differing.tolist(), table.relative(table.differing).tolist(), strict=True))
     for row in np.argsort(table.order, kind="stable").tolist():
         site, word = table.named(row), _WORDS.get(int(table.state[row]))
         strip = _ROW_OF.get((site.phase, site.kind))

@@ -42,6 +42,7 @@ from introspect_cli.compare.table import (
     Table,
     plain_of,
 )
+from introspect_cli.compare.watched import passes_over, ran_unseen
 from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, ModuleInfo, Phase, Site, Status, Summary
 
 if TYPE_CHECKING:
@@ -265,8 +266,8 @@ class Step:
     def is_recorded_before(self, fqn: str) -> bool:
         """Whether both runs have a record of any kind under this FQN in the previous step; False without that step."""
         before = self.begins.before
-        sides = () if before is None else (before.sites_a, before.sites_b)
-        return bool(sides) and all(np.isin(self.alignment.by_fqn[fqn], sites).any() for sites in sides)
+        sites = self.alignment.by_fqn[fqn]
+        return before is not None and all(np.isin(sites, half.sites).any() for half in before.halves)
 
     @cached_property
     def calls(self) -> list[Call]:
@@ -327,8 +328,8 @@ def tensors_held(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
             tied = {name: target for name, target in module.tied.items() if _has_kind(step, target, kind)}
             held = module.parameters if kind is Kind.PARAM else module.buffers
             names |= {tied.get(name, f"{owner}.{name}") for name in held} | {*tied.values()}
-    names |= {name for owner in owners for name in step.comparison.tensors_in(owner) if _has_kind(step, name, kind)}
-    return names
+    recorded = (name for owner in owners for name in step.comparison.tensors_of.get(owner, ()))
+    return names | {name for name in recorded if _has_kind(step, name, kind)}
 
 
 def _has_kind(step: Step, fqn: str, kind: Kind) -> bool:
@@ -495,8 +496,8 @@ def loading(step: Step, place: Place) -> list[Evidence]:
 
 def passed_over(step: Step, _place: Place) -> list[Evidence]:
     """Edge: PASSED_OVER as UNSEEN where either run did not record an evaluation in the step; nothing otherwise."""
-    passed = step.comparison.passes_over(step.number, step.table.step_b)
-    return [Evidence(Thing.PASSED_OVER, Known.UNSEEN)] if passed else []
+    runs = zip(step.comparison.manifests, (step.number, step.table.step_b), strict=True)
+    return [Evidence(Thing.PASSED_OVER, Known.UNSEEN)] if any(passes_over(*run) for run in runs) else []
 
 
 def inputs(step: Step, place: Place) -> list[Evidence]:
@@ -560,7 +561,8 @@ def unseen(step: Step, place: Place) -> list[Evidence]:
 
     Else nothing.
     """
-    names = step.comparison.ran_unseen(place.site.phase if place.site.phase is Phase.EVAL else Phase.FORWARD)
+    phase = Phase.EVAL if place.site.phase is Phase.EVAL else Phase.FORWARD
+    names = ran_unseen(step.comparison.manifests, phase)
     return [Evidence(Thing.RAN_UNSEEN, Known.UNSEEN, of=some(names))] if names else []
 
 
@@ -698,7 +700,7 @@ def terms_of(step: Step, site: Site, a: Summary | None) -> int:
         owner = owner_of(site.fqn)
         given = _layouts(step, owner, Kind.GRAD_OUTPUT) or _layouts(step, owner, Kind.OUTPUT)
         return max((layout.numel for layout in given), default=0) // max(a.layout.shape[0], 1)
-    names = step.comparison.tensors_in(site.fqn) if site.kind in {Kind.OUTPUT, Kind.GRAD_INPUT} else ()
+    names = step.comparison.tensors_of.get(site.fqn, ()) if site.kind in {Kind.OUTPUT, Kind.GRAD_INPUT} else ()
     held = [layout.shape[1:] for name in names for layout in _layouts(step, name, Kind.PARAM, Kind.GRAD)]
     return max((int(np.prod(shape)) for shape in held if shape), default=0)
 
@@ -736,8 +738,9 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
                 times = proportion(table.a.sketch[rows[0]], table.b.sketch[rows[1]])
             if times is not None:
                 rel = abs(times - 1) / max(1.0, abs(times))  # what follows from the factor is no estimate
-        stored = comparison.tensors.both(a.checksum, b.checksum, a.layout.shape)
-        if stored is not None:
+        whole = (run.tensor(of.checksum) for run, of in zip(comparison.runs, (a, b), strict=True) if of.checksum)
+        stored = [tensor for tensor in whole if tensor is not None and tensor.shape == a.layout.shape]
+        if len(stored) == 2:
             from introspect_cli.compare.elements import elements  # few runs store whole tensors
 
             rel, exact, differing = distance_of(*stored), True, elements(*stored)

@@ -11,9 +11,9 @@ from introspect_cli.compare.reasons.draws import find_one_sided_draw
 from introspect_cli.compare.reasons.forward import draws_nothing, find_call_counts
 from introspect_cli.compare.reasons.rows import reason_named
 from introspect_cli.compare.result import Certainty, Finding, Role
-from introspect_cli.compare.say import both_values, evidence_words, told, what
+from introspect_cli.compare.say import both_values, told, what
 from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, SCRIPT, find_first_event
-from introspect_cli.compare.table import ABSENT, EQUAL, NOT_SEEN, WITHIN, of_kinds
+from introspect_cli.compare.table import ABSENT, EQUAL, NOT_SEEN, WITHIN
 from introspect_cli.records import SETTING_KINDS, Kind
 from introspect_cli.texts import count
 
@@ -97,15 +97,16 @@ def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:
         narrowed = at.step.comparison.options.narrowed
         how = " within tolerance" if at.tolerated else " in what was selected" if narrowed else " entirely"
         clauses.append(told("steps-before", how=how, steps=int((at.compared < at.first.step).sum())))
-    settings = of_kinds(at.step.alignment.kind, SETTING_KINDS)
+    settings = at.step.alignment.are(*SETTING_KINDS)
     before = Counter(at.step.state[(at.table.order_of < at.first.sequence) & ~settings].tolist())
     if before[EQUAL] or before[WITHIN]:
         every = count(sum(before.values()) - before[ABSENT], "record")
         numbers = {"equal": before[EQUAL], "within": before[WITHIN], "unseen": before[NOT_SEEN]}
         clauses.append(told("records-before", all=every, step=at.first.step, **numbers))
-    states = (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
     clauses += [
-        f"{state.value.capitalize()}: {words}." for state in states if (words := evidence_words(story.evidence, state))
+        f"{state.value.capitalize()}: {', '.join(map(say.thing, facts))}."
+        for state in (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
+        if (facts := with_state(story.evidence, state))
     ]
     further = [*find_call_counts(at), *find_one_sided_draw(at)]
     if at.is_first_step and at.explained_reason in MAY_REST_ON_THEM:
