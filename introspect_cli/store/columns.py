@@ -78,7 +78,6 @@ class Message:
     Attributes:
         rows: how many.
         columns: by name: arrays within the body.
-        address: where they lie: the first of the pieces.
         lines: what follows the columns, each with a line end; see `batch.encode_lines`.
     """
 
@@ -93,7 +92,6 @@ class Message:
         for column, size in zip(schema, sizes, strict=True):
             self.columns[column.name] = column.shaped(memory[at : at + size].view(column.type))
             at += padded(size)
-        self.address = memory.ctypes.data
         self._memory = memory.data
 
     def put(self, name: str, data: Array) -> None:

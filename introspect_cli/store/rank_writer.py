@@ -39,14 +39,11 @@ from introspect_cli.store.names import LAYOUT, MODULE, columns_of, encode, site_
 from introspect_cli.sums import content_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Collection, Hashable, Sequence
 
     from introspect_cli.labels import Labels
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.columns import Schema
-    from introspect_cli.store.files import Pieces
     from introspect_cli.store.frames import LogWriter, Written
     from introspect_cli.store.names import Names
 
@@ -123,7 +120,6 @@ class RankWriter:
     Attributes:
         failure: why nothing more is written, or None while all is well.
         digest: of the last step that was written.
-        compiled: computes the same as zlib's `crc32` and `step_digest`, of what lies at addresses; None without.
     """
 
     def __init__(self, log: LogWriter, schema: Schema) -> None:
@@ -138,7 +134,6 @@ class RankWriter:
         """
         self.failure: str | None = None
         self.digest = b""
-        self.compiled: Any = None
         self._log = log
         self._keys, self._setting = np.zeros(0, np.uint64), np.zeros(0, np.bool_)
         self._expiring: dict[int, tuple[int, int]] = {}  # where the bodies of steps lie that may be dropped
@@ -231,10 +226,11 @@ class RankWriter:
         size = sum(map(len, data))
         if size > LIMIT_BATCH or sum(map(len, message.lines)) > LIMIT_NAMES:
             raise StoreError(f"one step has more records than a store holds ({LIMIT_BATCH >> 20} MB of them)")
-        digest = _digest(self.compiled, columns, self._keys, self._setting)
+        site = columns["site"]
+        digest = step_digest(self._keys[site], columns["checksum"], columns["status"], self._setting[site])
         if labels:
             frames.append(Frame(LABELS, [encode_labels(labels)], step=step))
-        crc = _crc(self.compiled, data, message.address)
+        crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), data, 0)
         end = self._log.commit([*frames, Frame(STEP, data, message.rows, step, digest, crc)])
         if expires:
             self._expiring[step] = end - size, size
@@ -323,19 +319,3 @@ class RankWriter:
         self._keys = np.concatenate([self._keys[:counted], keys])
         self._setting = np.concatenate([self._setting[:counted], setting])
         return site_columns(rows)
-
-
-def _digest(compiled: Any, columns: Mapping[str, NDArray[Any]], keys: NDArray[Any], setting: NDArray[Any]) -> bytes:
-    """The digest of a step, by compiled code where there is any; `keys` and `setting` are indexed by site number."""
-    site, checksum, status = columns["site"], columns["checksum"], columns["status"]
-    if compiled is None:
-        return step_digest(keys[site], checksum, status, setting[site])
-    sums = np.zeros(2, np.uint64)
-    compiled.step_digest(len(site), *(each.ctypes.data for each in (site, checksum, status, keys, setting, sums)))
-    return sums.tobytes()
-
-
-def _crc(compiled: Any, data: Pieces, address: int) -> int:
-    """The CRC-32 of `data`, its first piece at memory `address`; by compiled code where there is any."""
-    first = 0 if compiled is None else compiled.crc32(address, len(data[0]), 0)
-    return reduce(lambda crc, piece: zlib.crc32(piece, crc), data if compiled is None else data[1:], first)
