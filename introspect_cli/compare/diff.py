@@ -75,7 +75,7 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
     if compared.diverges:
         from introspect_cli.compare.answer.diverged import diverged_answer
 
-        answer = replace(answer, findings=(*found, *(compared.structure() if by_rank else ())))
+        answer = replace(answer, findings=(*found, *(compared.structure if by_rank else ())))
         return diverged_answer(answer, compared, compared.hidden if by_rank and bitwise else "")
     raised, offset = exceptions_of((a, b)), any(outcome.offset for outcome in compared.outcomes)
     code = ranked_code(code_changes(a, b), ending=next((each for each in raised[-1:] if each.side), None))
@@ -88,14 +88,12 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
         if unseen and verdict is Verdict.SAME:
             verdict, text = Verdict.UNDECIDED, told("evaluation-unseen", names=unseen, text=text)
         evaluation = Separate(verdict, text)
-    # where no value differs, what differs in structure has changed nothing
-    structure = compared.structure(same=compared.best is None and verdict is Verdict.SAME) if by_rank else ()
     return replace(
         answer,
         verdict=verdict,
         sentence=begins + text,
         settings=weighed_by_code(setting_changes(a, b, offset=offset), code),
-        findings=(*(() if code is None else (code,)), *found, *structure),
+        findings=(*(() if code is None else (code,)), *found, *(compared.structure if by_rank else ())),
         training=training,
         evaluation=evaluation,
     )

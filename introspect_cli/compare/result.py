@@ -53,20 +53,16 @@ class StructureChange(NamedTuple):
     """A difference besides numbers and settings: a name, module, call or random state.
 
     Attributes:
-        change: `renamed`, `only` (one run has it), `calls` or `random`.
+        change: `renamed`, `only` (one run has it), `calls` (both have it, one has more of it) or `random`.
         a: its name in run a, numbers of layers as stars; None where only b has it.
         b: its name in run b; None where only a has it.
         text: what differs, as a clause.
-        note: what else is known of it, as a clause.
-        evidence: what it rests on; "" where the text says it.
     """
 
     change: str
     a: str | None
     b: str | None
     text: str
-    note: str = ""
-    evidence: str = ""
 
 
 class Restored(str, Enum):

@@ -20,23 +20,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.evidence import Cause, Known, worst_of
+from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.measure import Layouts, Mask
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.outcome import (
     Heat,
     RankOutcome,
     Structure,
-    agreed_kinds,
-    is_training,
-    nan_kinds,
+    changes_of,
     results_agree,
-    results_known,
     watches_results,
 )
 from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
 from introspect_cli.compare.result import Role
-from introspect_cli.compare.resumed import Beginning, beginning_at_resume, holds_part, lacks_start
+from introspect_cli.compare.resumed import Beginning, beginning_at_resume, lacks_start
 from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.step import Step, divergence_at
@@ -60,7 +57,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.result import Resumption
     from introspect_cli.compare.table import Table
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.log import StepEntry
@@ -257,27 +253,6 @@ def _cause_key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
     return cause.reason, ""
 
 
-def shown_losses(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
-    """By position, a cause with the reason `resumed`: for each part that a resumed run lost, one divergence of it.
-
-    That is its first, of optimizer states the first `['step']` if any differs. Empty outside of a resumed run's first
-    step.
-
-    Args:
-        step: the step.
-        resumption: what the resumed run restored; None where neither run is one.
-    """
-    if resumption is None or not step.comparison.is_resume_step(step.number):
-        return {}
-    shown = {}
-    for part in resumption.lost:
-        held = [position for position, site in enumerate(step.sites) if holds_part(site, part)]
-        if held:  # a count says most
-            first = min(held, key=lambda position: step.sites[position].path != "['step']")
-            shown[first] = Cause(Role.ORIGIN, "resumed")
-    return shown
-
-
 # --- step by step
 
 
@@ -337,10 +312,9 @@ class Account:
         self.comparison, self.outcome, self.options = comparison, outcome, comparison.options
         self.counted = np.append(counted, np.zeros(len(alignment) - len(counted), np.bool_))
         self.chosen = comparison.chosen if which is None else comparison.chosen & (alignment.evaluating == which)
-        self.entire = which is None and not (self.options.kinds or self.options.modules)
         if which is not None:  # its first divergence alone is asked for
             self.options = replace(self.options, limit=0, whole_step=False, want_map=False)
-        self.structure = outcome.structure = Structure(alignment, comparison.match)
+        self.structure = Structure(alignment, comparison.match)
         self.begins, self.learned = begins, Learned()
         if self.begins.resumed:  # what a checkpoint did not restore
             outcome.results_known = Known.DIFFERS
@@ -366,7 +340,7 @@ class Account:
         if outcome.evaluation is not None:
             table = replace(table, chosen=self.chosen[table.site])
         self._count_passed(table)
-        self._narrow_results(table)
+        outcome.see_results(table)
         if (table.diverging & table.chosen).any():
             self._list_step(place, table)
         if outcome.first is not None and outcome.evaluation is not None:
@@ -380,9 +354,13 @@ class Account:
                 outcome.paired = replace(paired, rows_a=paired.rows_a[places], rows_b=paired.rows_b[places])
 
     def end(self) -> None:
-        """List the first step in which only causes differed, where nothing else did and no result agreed there."""
+        """Set the outcome's `changes`; list the first step in which only causes differed, if nothing else did.
+
+        Not where a result agreed there.
+        """
         if self.outcome.first is None and self.one_sided is not None:
             self._list_step(*self.one_sided, structure=True)
+        self.outcome.changes = changes_of(self.structure)
 
     # --- counts
 
@@ -414,30 +392,13 @@ class Account:
         # what the step before left, where b lists it
         outcome.tally["records"] += int(self.counted[table.sites_a].sum()) - int(recorded.sum())
         if (chosen & (state == EVALUATING)).any() and (runs := evaluates(table))[0] != runs[1]:
-            self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
+            self.structure.evaluations.setdefault("a" if runs[0] else "b", table.step)
         outcome.unused_note = outcome.unused_note or unused_note(table, chosen & (state == UNUSED))
         if outcome.first is None and not outcome.tolerated and (site := table.first_of(masks["within"])):
             outcome.tolerated = f"{what(site)} in step {table.step}"
         if not outcome.blind_site and (site := table.first_of(blind)):
             when = {Phase.EVAL: "in the evaluation of", Phase.START: "at the start of"}.get(site.phase, "at")
             outcome.blind_site = f"{site.kind.value} of {site.fqn} {when} step {table.step}"
-
-    def _narrow_results(self, table: Table) -> None:
-        """Narrow the outcome's `results` (kinds that agree in all steps) and `results_known` by this step.
-
-        A step that trains nothing does not count, but for the first; one without an update does not narrow `results`.
-        `hidden` becomes the kinds that are NaN throughout in this step, until it was empty once.
-        """
-        outcome = self.outcome
-        if outcome.results is None or outcome.hidden:
-            outcome.hidden = nan_kinds(table)
-        if outcome.results is not None and not is_training(table):
-            return
-        if self.entire:
-            kinds = agreed_kinds(table) - outcome.hidden
-            if outcome.results is None or table.are(Phase.OPTIMIZER).any():
-                outcome.results = kinds if outcome.results is None else outcome.results & kinds
-            outcome.results_known = worst_of((outcome.results_known, results_known(table)))
 
     # --- divergences
 
@@ -454,7 +415,7 @@ class Account:
             structure: whether to list causes too.
         """
         comparison, outcome, limit = self.comparison, self.outcome, self.options.limit
-        chosen = table if self.entire else table.keeping(table.chosen)
+        chosen = table.keeping(table.chosen)
         if not structure and self._add_causes(place, chosen):  # else no result says that it changed nothing
             return
         self.outcome.tally.update(
@@ -468,8 +429,7 @@ class Account:
             return
         begins = outcome.first is None
         step = Step(comparison, table, self._beginning_of(table), self.learned)
-        place_of = {row: position for position, row in enumerate(table.in_order.tolist())}
-        positions = [place_of[row] for row in chosen.in_order.tolist()]
+        positions = np.flatnonzero(step.divergences.chosen).tolist()
         if begins:  # a file that is saved shows what was there before: it leads where nothing else differs
             positions.sort(key=lambda position: step.sites[position].kind is Kind.PRODUCT)
         if begins and comparison.causes is not None:
@@ -478,14 +438,12 @@ class Account:
                 self._append_divergence(*lead)
                 led = outcome.listed[-1].site if lead[0].number == step.number else None
                 positions = [position for position in positions if step.sites[position] != led]
-        lost = shown_losses(step, outcome.resumption) if begins else {}
         for position in positions:
             room = limit is None or len(outcome.listed) < limit or (begins and self.options.whole_step)
             if outcome.first is not None and not room:
                 break
-            self._append_divergence(step, position, lost.get(position) if outcome.first is not None else None)
+            self._append_divergence(step, position)
         if begins:
-            outcome.lost += [divergence_at(step, position, cause) for position, cause in lost.items()]
             first, cause = outcome.first, outcome.cause
             if first is not None and cause is not None and cause.role is Role.ORIGIN and first.step == step.number:
                 others = origins(step, positions, first.site, cause)
@@ -529,21 +487,20 @@ class Account:
             if agree is not None:
                 self.one_sided = self.one_sided or (place, table)
             elif not watches_results(*self.comparison.manifests):
-                outcome.unrecorded = table.step
+                outcome.unrecorded = True
         return True
 
-    def _append_divergence(self, step: Step, position: int, cause: Cause | None = None) -> None:
-        """Add one divergence to the outcome's list, judged here unless `cause` is given.
+    def _append_divergence(self, step: Step, position: int) -> None:
+        """Judge one divergence and add it to the outcome's list.
 
         If it is the first, also sets `first`, `cause` and `step` of the outcome.
 
         Args:
             step: the step in which it lies.
             position: its place among the step's divergences.
-            cause: its cause; None to judge it.
         """
         outcome = self.outcome
-        cause = cause or _judged(step, position)
+        cause = _judged(step, position)
         divergence = divergence_at(step, position, cause)
         if outcome.first is None:
             outcome.first, outcome.cause, outcome.step = divergence, cause, step

@@ -19,7 +19,7 @@ from introspect_cli.compare.answer.compared import Compared
 from introspect_cli.compare.comparison import Comparison
 from introspect_cli.compare.ledger import At
 from introspect_cli.compare.match import correspond, other_roots
-from introspect_cli.compare.outcome import RankOutcome, changes_of
+from introspect_cli.compare.outcome import RankOutcome
 from introspect_cli.compare.passes import rounding_note
 from introspect_cli.compare.resumed import detected_offset, offset_by_labels
 from introspect_cli.compare.say import told
@@ -176,9 +176,8 @@ def compare_ranks(
 ) -> list[RankOutcome]:
     """Outcomes of ranks compared one by one, in the order of `ranks`.
 
-    With `work` and several ranks, or with more than MANY ranks, outcomes lack cause, step, structure and origins,
-    except those of the rank that diverges first and of the first whose structure differs: these two are compared a
-    second time. `options.later` is shared out among the ranks.
+    With `work` and several ranks, or with more than MANY ranks, outcomes lack cause, step and origins, except that of
+    the rank that diverges first, which is compared a second time. `options.later` is shared out among the ranks.
 
     Args:
         pair: the runs.
@@ -205,11 +204,7 @@ def compare_ranks(
         for one in (outcome, *outcome.parts.values()):
             one.paired = replace(one.paired, a=pair.a.rank(one.rank), b=pair.b.rank(one.rank))
     best = Compared(pair.a, pair.b, options, outcomes).best
-    structural = next((outcome for outcome in outcomes if outcome.structural), None)
-    for at, outcome in enumerate(outcomes):
-        if outcome is best or outcome is structural:
-            outcomes[at] = pair.compare_rank(ranks[at], options if outcome is best else less)
-    return outcomes
+    return [pair.compare_rank(outcome.rank, options) if outcome is best else outcome for outcome in outcomes]
 
 
 def _without_readers(outcome: RankOutcome) -> RankOutcome:
@@ -217,10 +212,9 @@ def _without_readers(outcome: RankOutcome) -> RankOutcome:
     nobody = cast("Reader", None)  # until `compare_ranks` has them
     paired = replace(outcome.paired, a=nobody, b=nobody)
     blank, parts = RankOutcome(outcome.rank, paired), {each: _without_readers(of) for each, of in outcome.parts.items()}
-    left_out = ("cause", "step", "heat", "structure", "match", "origins", "lost")
-    differs = outcome.structure is not None and bool(changes_of(outcome.structure, same=False))
+    left_out = ("cause", "step", "heat", "match", "origins")
     without: dict[str, Any] = {name: getattr(blank, name) for name in left_out}
-    return replace(outcome, paired=paired, structural=differs, parts=parts, **without)
+    return replace(outcome, paired=paired, parts=parts, **without)
 
 
 # --- training and evaluation alone

@@ -94,7 +94,11 @@ def origins_of(at: View, outcomes: Sequence[RankOutcome], lost: Sequence[Part]) 
     best, first, ending = at.outcome, at.first, cut_short(at)
     for place, part in enumerate(sorted(lost, key=lambda part: not _loss_explains(part, first))):
         leads = [first] if place == 0 and _loss_explains(part, first) else []
-        shown = [*leads, *(record for record in best.lost if holds_part(record.site, part)), None]
+        shown = [
+            *leads,
+            *(record for record in best.listed if record.step == first.step and holds_part(record.site, part)),
+            None,
+        ]
         yield Origin(told("part-lost", part=parts_words([part])[0]), shown[0], part.part)
     every = [(first, at.cause), *best.origins] if first.role is Role.ORIGIN else []
     for divergence, cause in every[bool(lost) :]:
