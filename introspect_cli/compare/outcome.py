@@ -75,7 +75,6 @@ class RankOutcome:
         hidden: the kinds of results of which some are NaN throughout in both runs, until some agree as numbers.
         results_known: what is known of all results of these steps: equal, within tolerance, or not that.
         evaluated: whether both runs recorded an evaluation that was selected.
-        later: records of steps after the first divergence that were opened.
         unopened: common steps after those, which were not compared.
         resumption: what a resumed run goes on with; None where neither run is one.
         origins: other divergences of the first diverging step that rest on nothing that differs, with their causes.
@@ -105,7 +104,6 @@ class RankOutcome:
     hidden: frozenset[Kind] = frozenset()
     results_known: Known = Known.EQUAL
     evaluated: bool = False
-    later: int = 0
     unopened: int = 0
     resumption: Resumption | None = None
     origins: list[tuple[Divergence, Cause]] = field(default_factory=list)

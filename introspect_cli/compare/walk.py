@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known
-from introspect_cli.compare.measure import Layouts, Mask
+from introspect_cli.compare.measure import Layouts
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.outcome import (
     Heat,
@@ -46,7 +46,6 @@ from introspect_cli.compare.table import (
     NOT_SEEN,
     UNUSED,
     WITHIN,
-    Columns,
     Learned,
     Table,
     unseen,
@@ -57,8 +56,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.result import Divergence
+    from introspect_cli.compare.steps import Paired
     from introspect_cli.compare.table import Table
-    from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.log import StepEntry
 
 _AFTER_LOSS = frozenset({Phase.BACKWARD, Phase.OPTIMIZER})
@@ -70,8 +70,8 @@ _SCRIPT_PHASES = frozenset({Phase.START, Phase.DATA, Phase.LOSS})
 
 def choose_lead(
     step: Step, positions: Sequence[int], earlier: Structure, began: Table | None, *, new_values: bool
-) -> tuple[Step, int] | None:
-    """(step, position of a divergence in it) that leads the answer; None where that is the earliest of this step.
+) -> tuple[Step, int]:
+    """(step, position of a divergence in it) that leads the answer, else the earliest of this step.
 
     The earliest value leads, unless a cause before it explains it: a one-sided module that brings a value the other run
     lacks or lets a gradient flow, or a random state that something was drawn from, in this step or in earlier ones in
@@ -86,10 +86,10 @@ def choose_lead(
         began: the first step in which nothing but causes differed; None where there is none.
         new_values: whether one of these causes brought a value that the other run has nowhere.
     """
-    table = step.table
+    table, earliest = step.table, positions[0]
     effect = next((place for place in positions if not step.divergences.cause[place]), None)
-    if effect is None or (effect == positions[0] and began is None):
-        return None
+    if effect is None or (effect == earliest and began is None):
+        return step, earliest
     site, before = step.sites[effect], [step.sites[position] for position in positions[: positions.index(effect)]]
     around = step.around(site.fqn, step.order_at(effect)) if site.kind is Kind.INPUT else None
     makers = frozenset([site.fqn, around.fqn if around is not None else ""])
@@ -103,11 +103,11 @@ def choose_lead(
         return alone, alone.sites.index(site)
     if began is not None:
         return Step(step.comparison, began, Beginning(), Learned()), 0
-    if step.sites[positions[0]].kind is not Kind.RNG:
-        return None
+    if step.sites[earliest].kind is not Kind.RNG:
+        return step, earliest
     drawn = drawn_in_one(step)
     blamed = [place for place in positions if place == drawn or (drawn is None and is_drawn_from(step, place))]
-    return (step, blamed[0]) if blamed else None
+    return step, next(iter(blamed), earliest)
 
 
 def drawn_in_one(step: Step) -> int | None:
@@ -287,7 +287,6 @@ class Account:
 
     Attributes:
         counted: bool per union number, whether records of the site are counted.
-        chosen: bool per union number, whether they are selected to be compared.
         structure: what differs in structure so far.
         begins: what is known of what the step after `last` begins with.
         learned: what the steps so far have shown.
@@ -297,70 +296,70 @@ class Account:
         one_sided: (index, table) of the first step in which only causes differed and results do not agree; None for
             none.
         closed: whether no further step is to be seen.
+        later: records of steps after the first divergence that were opened.
     """
 
-    def __init__(self, comparison: Comparison, outcome: RankOutcome, counted: Mask, begins: Beginning) -> None:
-        """Prepare for the first step; sets the outcome's `structure`.
+    def __init__(self, comparison: Comparison, paired: Paired, begins: Beginning, which: bool | None) -> None:
+        """Prepare for the first step.
 
         Args:
             comparison: the rank of both runs.
-            outcome: is filled.
-            counted: mask of a's sites whose records are counted.
+            paired: its common steps.
             begins: what is known of what the later run begins with.
+            which: True for evaluation alone, False for training alone, None for all.
         """
-        alignment, which = comparison.alignment, outcome.evaluation
-        self.comparison, self.outcome, self.options = comparison, outcome, comparison.options
-        self.counted = np.append(counted, np.zeros(len(alignment) - len(counted), np.bool_))
-        self.chosen = comparison.chosen if which is None else comparison.chosen & (alignment.evaluating == which)
+        alignment, options = comparison.alignment, comparison.options
+        self.comparison, self.begins, self.learned = comparison, begins, Learned()
+        self.outcome = RankOutcome(comparison.rank, paired, comparison.match, comparison.offset, which)
+        self.counted = alignment.selected(options.kinds, options.modules)
         if which is not None:  # its first divergence alone is asked for
-            self.options = replace(self.options, limit=0, whole_step=False, want_map=False)
-        self.structure = Structure(alignment, comparison.match)
-        self.begins, self.learned = begins, Learned()
-        if self.begins.resumed:  # what a checkpoint did not restore
-            outcome.results_known = Known.DIFFERS
+            self.counted = self.counted & (alignment.evaluating == which)
+            options = replace(options, limit=0, whole_step=False, want_map=False, later=0)
+        self.options, self.structure = options, Structure(alignment, comparison.match)
+        if begins.resumed:  # what a checkpoint did not restore
+            self.outcome.results_known = Known.DIFFERS
         self.last: int | None = None
         self.began: Table | None = None
-        self.new_values = False
+        self.new_values = self.closed = False
         self.one_sided: tuple[int, Table] | None = None
-        self.closed = False
+        self.later = 0
 
     def see(self, place: int, table: Table, learned: Learned) -> None:
         """Count a step, narrow the results by it, and list what diverges in it.
 
-        Training or evaluation alone is closed at its first divergence. Otherwise, unless a map or all divergences are
-        wanted, an account is closed once more than `options.later` records were opened from the diverging step on; the
-        outcome then has only the steps up to there.
+        Unless a map or all divergences are wanted, an account is closed once more than `options.later` records were
+        opened from the diverging step on; the outcome then has only the steps up to there.
 
         Args:
             place: index of the step among the common ones.
             table: the step after all passes.
             learned: what the steps so far have shown, this one included.
         """
-        outcome, self.learned = self.outcome, learned
+        outcome, options, self.learned = self.outcome, self.options, learned
         if outcome.evaluation is not None:
-            table = replace(table, chosen=self.chosen[table.site])
+            table = replace(table, chosen=table.chosen & self.counted[table.site])
         self._count_passed(table)
         outcome.see_results(table)
         if (table.diverging & table.chosen).any():
             self._list_step(place, table)
-        if outcome.first is not None and outcome.evaluation is not None:
-            self.closed = True
-        elif outcome.first is not None and not (self.options.want_map or self.options.limit is None):
+        if outcome.first is not None and not (options.want_map or options.limit is None):
             records = len(table.a) * len(self.comparison.a.readers) + len(table.b) * len(self.comparison.b.readers)
-            outcome.later += max(records, self.options.least)
-            if outcome.later > self.options.later:
+            self.later += max(records, options.least)
+            if self.later > options.later:
                 paired, places = outcome.paired, slice(place + 1)
                 outcome.unopened, self.closed = len(paired) - place - 1, True
                 outcome.paired = replace(paired, rows_a=paired.rows_a[places], rows_b=paired.rows_b[places])
 
-    def end(self) -> None:
-        """Set the outcome's `changes`; list the first step in which only causes differed, if nothing else did.
+    def end(self) -> RankOutcome:
+        """The outcome, with its `changes` and the records of steps that were not opened.
 
-        Not where a result agreed there.
+        Where nothing else differed, and no result agreed there, the first step in which only causes did is listed.
         """
         if self.outcome.first is None and self.one_sided is not None:
             self._list_step(*self.one_sided, structure=True)
         self.outcome.changes = changes_of(self.structure)
+        self._count_unopened()
+        return self.outcome
 
     # --- counts
 
@@ -377,7 +376,7 @@ class Account:
         one, two = (of_run.column("status") for of_run in table.both(both))
         blind = missing.copy()
         blind[both] = (one == Status.NOT_OBSERVED) != (two == Status.NOT_OBSERVED)
-        recorded = self.counted[np.asarray(comparison.a.read(table.step).site)]
+        recorded = self.counted[comparison.a.read(table.step).site]
         masks = {
             "equal": self.counted[table.site] & table.agreeing,
             "opened": recorded,
@@ -400,14 +399,34 @@ class Account:
             when = {Phase.EVAL: "in the evaluation of", Phase.START: "at the start of"}.get(site.phase, "at")
             outcome.blind_site = f"{site.kind.value} of {site.fqn} {when} step {table.step}"
 
+    def _count_unopened(self) -> None:
+        """Add the records of steps with equal digests to the tally.
+
+        As much as of the last common step is taken not to have been seen by run a. That step is blank if it has outputs
+        but none that was observed, and neither a loss nor a parameter's gradient.
+        """
+        reader, counted, are = self.comparison.a, self.counted, self.comparison.alignment.are
+        paired, tally = self.outcome.paired, self.outcome.tally  # as far as it was walked
+        if not len(paired):
+            return
+        first, last = (reader.read(paired[place][0].step) for place in (0, -1))
+        records = paired.records or len(first) + len(last) * (len(paired) - 1)
+        if not counted.all():
+            records = sum(int(counted[reader.read(entry.step).site].sum()) for entry, _ in paired)
+        unopened, of_last, missing = records - tally["opened"], counted[last.site], unseen(last)
+        blind = round(unopened * (missing & of_last).sum() / max(of_last.sum(), 1))
+        outputs, shows = of_last & are(Kind.OUTPUT)[last.site], are(Kind.LOSS, Kind.GRAD)[last.site]
+        blank = outputs.any() and not (shows | (outputs & ~missing)).any()
+        tally.update(records=records, blind_both=blind, equal=unopened - blind, blank=int(blank))
+
     # --- divergences
 
     def _list_step(self, place: int, table: Table, *, structure: bool = False) -> None:
         """Count a diverging step, and list its divergences as far as the limit goes.
 
-        Of the first such step also the divergence that leads, the other origins and what a resumed run lost; in it,
-        saved files come last. A step in which only causes differ is added to the structure alone. Sets `begins` and
-        `last`, unless the limit was reached before.
+        Of the first such step also the divergence that leads, and the other origins; in it, saved files come last. A
+        step in which only causes differ is added to the structure alone. Sets `begins` and `last`, unless the limit was
+        reached before.
 
         Args:
             place: index of the step among the common ones.
@@ -415,39 +434,33 @@ class Account:
             structure: whether to list causes too.
         """
         comparison, outcome, limit = self.comparison, self.outcome, self.options.limit
-        chosen = table.keeping(table.chosen)
+        chosen, begins = table.keeping(table.chosen), outcome.first is None
         if not structure and self._add_causes(place, chosen):  # else no result says that it changed nothing
             return
-        self.outcome.tally.update(
+        outcome.tally.update(
             steps_diverged=1, diverged=chosen.diverged, only_a=len(chosen.only_a), only_b=len(chosen.only_b)
         )
         if self.options.want_map:
             if outcome.heat is None:
                 outcome.heat = Heat(comparison.alignment, outcome.paired.steps.tolist())
             outcome.heat.add(place, chosen)
-        if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
+        if not begins and limit is not None and len(outcome.listed) >= limit:
             return
-        begins = outcome.first is None
         step = Step(comparison, table, self._beginning_of(table), self.learned)
         positions = np.flatnonzero(step.divergences.chosen).tolist()
         if begins:  # a file that is saved shows what was there before: it leads where nothing else differs
             positions.sort(key=lambda position: step.sites[position].kind is Kind.PRODUCT)
-        if begins and comparison.causes is not None:
             lead = choose_lead(step, positions, self.structure, self.began, new_values=self.new_values)
-            if lead is not None:
-                self._append_divergence(*lead)
-                led = outcome.listed[-1].site if lead[0].number == step.number else None
-                positions = [position for position in positions if step.sites[position] != led]
+            outcome.first, outcome.cause = first, cause = self._append_divergence(*lead)
+            outcome.step = lead[0]
+            if outcome.step.number == step.number:
+                positions = [position for position in positions if step.sites[position] != first.site]
+                others = origins(step, positions, first.site, cause) if cause.role is Role.ORIGIN else ()
+                outcome.origins = [(divergence_at(step, position, other), other) for position, other in others]
+        if limit is not None and not (begins and self.options.whole_step):
+            positions = positions[: max(limit - len(outcome.listed), 0)]
         for position in positions:
-            room = limit is None or len(outcome.listed) < limit or (begins and self.options.whole_step)
-            if outcome.first is not None and not room:
-                break
             self._append_divergence(step, position)
-        if begins:
-            first, cause = outcome.first, outcome.cause
-            if first is not None and cause is not None and cause.role is Role.ORIGIN and first.step == step.number:
-                others = origins(step, positions, first.site, cause)
-                outcome.origins += [(divergence_at(step, position, other), other) for position, other in others]
         self.begins, self.last = step.begins.after(comparison.recorded_after_steps, table), table.step
 
     def _beginning_of(self, table: Table) -> Beginning:
@@ -473,7 +486,7 @@ class Account:
             table: its table, with only what was selected diverging.
         """
         causes = table.keeping(table.cause)
-        if self.comparison.causes is None or not causes.diverged:
+        if not causes.diverged:
             return False
         self.structure.add_causes(causes)
         if causes.diverged < table.diverged:
@@ -490,21 +503,12 @@ class Account:
                 outcome.unrecorded = True
         return True
 
-    def _append_divergence(self, step: Step, position: int) -> None:
-        """Judge one divergence and add it to the outcome's list.
-
-        If it is the first, also sets `first`, `cause` and `step` of the outcome.
-
-        Args:
-            step: the step in which it lies.
-            position: its place among the step's divergences.
-        """
-        outcome = self.outcome
+    def _append_divergence(self, step: Step, position: int) -> tuple[Divergence, Cause]:
+        """Judge the divergence at a position of a step and add it to the outcome's list; returns both."""
         cause = _judged(step, position)
         divergence = divergence_at(step, position, cause)
-        if outcome.first is None:
-            outcome.first, outcome.cause, outcome.step = divergence, cause, step
-        outcome.listed.append(divergence)
+        self.outcome.listed.append(divergence)
+        return divergence, cause
 
 
 def compare_rank(comparison: Comparison) -> RankOutcome:
@@ -512,66 +516,23 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
 
     Where a run evaluates, and ranks are compared one by one, the outcome has `parts`: of training and of evaluation.
     """
-    options, paired, sites = comparison.options, steps_of(comparison), comparison.sites[0]
+    paired, learned = steps_of(comparison), Learned()
+    opened = dict.fromkeys(differing(paired))
     evaluates = not comparison.is_whole and any(of_run.are(Phase.EVAL).any() for of_run in comparison.sites)
-    outcomes, counted, opened = [], [], dict.fromkeys(differing(paired))
-    for which in (None, False, True) if evaluates else (None,):
-        outcomes.append(RankOutcome(comparison.rank, paired, comparison.match, comparison.offset, which))
-        of_part = sites.selected(options.kinds, options.modules)
-        counted.append(of_part if which is None else of_part & (sites.evaluating == which))
-    whole, *parts = outcomes
-    whole.resumption = None if options.narrowed else comparison.resumption
     begins = beginning_at_resume(comparison.resume_point) if opened else Beginning()
-    accounts = [Account(comparison, *each, begins) for each in zip(outcomes, counted, strict=True) if opened]
+    parts = (None, False, True) if evaluates else (None,)
+    accounts = [Account(comparison, paired, begins, which) for which in parts]
     for place in range(len(paired) * bool(opened)) if comparison.floors else opened:  # all steps raise the floors
         entry_a, entry_b = paired[place]
         raise_floors(comparison, entry_a)
         if place in opened:
-            table, whole.learned = table_at(comparison, whole.learned, entry_a.step, entry_b.step)
+            table, learned = table_at(comparison, learned, entry_a.step, entry_b.step)
             for account in accounts:
                 if not account.closed:
-                    account.see(place, table, whole.learned)
+                    account.see(place, table, learned)
         if all(account.closed for account in accounts):
             break
-    for account in accounts:
-        account.end()
-    for outcome, mask in zip(outcomes, counted, strict=True):
-        _count_unopened(comparison, outcome, mask)
-    whole.parts = {bool(part.evaluation): part for part in parts}
+    whole, *separate = [account.end() for account in accounts]
+    whole.learned, whole.parts = learned, {bool(part.evaluation): part for part in separate}
+    whole.resumption = None if comparison.options.narrowed else comparison.resumption
     return whole
-
-
-def _count_unopened(comparison: Comparison, outcome: RankOutcome, counted: Mask) -> None:
-    """Add the records of steps with equal digests to an outcome's tally.
-
-    They are not opened, so as much as of the last common step is taken not to have been seen by run a.
-
-    Args:
-        comparison: the rank of both runs.
-        outcome: the steps that were opened are counted already.
-        counted: mask of a's sites whose records are counted.
-    """
-    paired = outcome.paired  # as far as it was walked
-    ends = [comparison.a.read(paired[place][0].step) for place in (0, -1)] if len(paired) else []
-    records = paired.records or sum(len(batch) * n for batch, n in zip(ends, (1, len(paired) - 1), strict=False))
-    if not counted.all():
-        records = sum(int(counted[np.asarray(comparison.a.read(entry.step).site)].sum()) for entry, _ in paired)
-    outcome.tally.update(records=records)
-    if ends:
-        last, unopened = ends[-1], records - outcome.tally["opened"]
-        blind = round(unopened * (unseen(last) & counted[last.site]).sum() / max(counted[last.site].sum(), 1))
-        blank = _is_blank(last, comparison.sites[0], counted)
-        outcome.tally.update(blind_both=blind, equal=unopened - blind, blank=int(blank))
-
-
-def _is_blank(batch: StepBatch, sites: Columns, counted: Mask) -> bool:
-    """Whether a step has outputs but none that was observed, and neither a loss nor a parameter's gradient.
-
-    Args:
-        batch: records of the step.
-        sites: the run's sites.
-        counted: mask of sites whose outputs count.
-    """
-    outputs = (counted & sites.are(Kind.OUTPUT))[batch.site]
-    shows = (outputs & ~unseen(batch)) | sites.are(Kind.LOSS, Kind.GRAD)[batch.site]
-    return bool(outputs.any() and not shows.any())
