@@ -74,13 +74,12 @@ class RankOutcome:
         results: the kinds of results that agree in every step that was opened; None where none was.
         hidden: the kinds of results of which some are NaN throughout in both runs, until some agree as numbers.
         results_known: what is known of all results of these steps: equal, within tolerance, or not that.
-        evaluated: whether both runs recorded an evaluation that was selected.
         unopened: common steps after those, which were not compared.
         resumption: what a resumed run goes on with; None where neither run is one.
         origins: other divergences of the first diverging step that rest on nothing that differs, with their causes.
         learned: what the steps have shown, for its notes.
         evaluation: True for what came of evaluation alone, False of training alone, None of both.
-        parts: what came of training (False) and of evaluation (True) alone; empty where no run evaluates.
+        parts: what came of training (False) and, if both evaluate, of evaluation (True) alone; empty if no run does.
     """
 
     rank: int
@@ -103,7 +102,6 @@ class RankOutcome:
     results: frozenset[Kind] | None = None
     hidden: frozenset[Kind] = frozenset()
     results_known: Known = Known.EQUAL
-    evaluated: bool = False
     unopened: int = 0
     resumption: Resumption | None = None
     origins: list[tuple[Divergence, Cause]] = field(default_factory=list)
@@ -139,14 +137,6 @@ TRAINED = frozenset({Kind.LOSS, Kind.GRAD, Kind.PARAM})
 
 _COUNTED_KINDS = (*RESULTS, Kind.VALUE, Kind.COLLECTIVE, Kind.PRODUCT)
 """Of these, a difference counts whatever follows: somebody asked for values and collectives, and files stay."""
-
-NAMES = {
-    Kind.LOSS: "losses",
-    Kind.GRAD: "gradients of the parameters",
-    Kind.PARAM: "parameters",
-    Kind.BUFFER: "buffers",
-    Kind.OPTIMIZER_STATE: "optimizer states",
-}
 
 
 def watches_results(*manifests: dict[str, Any]) -> bool:

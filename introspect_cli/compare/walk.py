@@ -243,9 +243,7 @@ def _judged(step: Step, position: int) -> Cause:
 
 
 def _cause_key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
-    """What two origins with one cause have in common: the loader, the class of the module, or else the reason."""
-    if cause.reason == "batch":
-        return cause.reason, site.fqn
+    """What two origins with one cause have in common: the class of the module, or else the reason."""
     if cause.reason in {"module", "own_code", "op", "buffer"}:
         name = cause.module or site.fqn
         classes = [tree[name].module_class for tree in step.modules if name in tree]
@@ -396,8 +394,7 @@ class Account:
         if outcome.first is None and not outcome.tolerated and (site := table.first_of(masks["within"])):
             outcome.tolerated = f"{what(site)} in step {table.step}"
         if not outcome.blind_site and (site := table.first_of(blind)):
-            when = {Phase.EVAL: "in the evaluation of", Phase.START: "at the start of"}.get(site.phase, "at")
-            outcome.blind_site = f"{site.kind.value} of {site.fqn} {when} step {table.step}"
+            outcome.blind_site = f"{what(site)} in step {table.step}"
 
     def _count_unopened(self) -> None:
         """Add the records of steps with equal digests to the tally.

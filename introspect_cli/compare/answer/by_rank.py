@@ -221,7 +221,7 @@ def _without_readers(outcome: RankOutcome) -> RankOutcome:
 
 
 def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
-    """Set an outcome's trailing steps, and whether both runs evaluate.
+    """Set an outcome's trailing steps, and drop its part of evaluation unless both runs evaluate.
 
     Where the outcome diverges as well, its first divergence becomes the earlier of those of training and of evaluation.
     """
@@ -237,10 +237,8 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
     outcome.paired = replace(paired, tail_a=tails[0], tail_b=tails[1])
     if not outcome.parts:
         return
-    outcome.evaluated = all(
-        (sites.selected(options.kinds, options.modules) & sites.evaluating).any() for sites in comparison.sites
-    )
-    if not outcome.evaluated:
+    selected = [sites.selected(options.kinds, options.modules) & sites.evaluating for sites in comparison.sites]
+    if not all(mask.any() for mask in selected):
         del outcome.parts[True]
     _set_earliest(outcome, options)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from introspect_cli.compare.evidence import Known
 from introspect_cli.compare.measure import Layouts, nan_throughout
-from introspect_cli.compare.outcome import NAMES, RESULTS, TRAINED
+from introspect_cli.compare.outcome import RESULTS, TRAINED
 from introspect_cli.compare.result import Counts, Separate, Verdict
 from introspect_cli.compare.say import some, told, what, what_diverges
 from introspect_cli.compare.table import OTHER
@@ -238,8 +238,8 @@ class Compared:
 
 
 def _kinds_words(kinds: frozenset[Kind] | None) -> str:
-    """Kinds of results in words: `losses, gradients of the parameters`."""
-    return ", ".join(name for kind, name in NAMES.items() if kind in (kinds or ()))
+    """Kinds of results in words: `losses, parameter gradients`."""
+    return ", ".join(kind.several for kind in RESULTS if kind in (kinds or ()))
 
 
 # --- what was not compared
