@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -41,7 +41,6 @@ from introspect_cli.compare.table import (
     Learned,
     Table,
 )
-from introspect_cli.compare.watched import observed_kinds
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -139,12 +138,6 @@ _COUNTED_KINDS = (*RESULTS, Kind.VALUE, Kind.COLLECTIVE, Kind.PRODUCT)
 """Of these, a difference counts whatever follows: somebody asked for values and collectives, and files stay."""
 
 
-def watches_results(*manifests: dict[str, Any]) -> bool:
-    """Whether every one of these captures was told to record any of losses, gradients and parameters."""
-    wanted = {kind.value for kind in (Kind.LOSS, Kind.GRAD, Kind.PARAM)}
-    return all(wanted & observed_kinds(manifest) for manifest in manifests)
-
-
 _DISAGREEING = (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B)
 _LATE = tuple(phase for phase in Phase if phase is not Phase.START)
 
@@ -209,31 +202,28 @@ def changes_of(structure: Structure) -> tuple[StructureChange, ...]:
 
     Those whose names differ in numbers alone are one change, under `*`.
     """
-    renamed = {old: new.name for old, new in structure.match.renamed.items() if not new.name.endswith(DISPLACED)}
-    rows = [("renamed", told("renamed", a="{a}", b="{b}"), *names) for names in renamed.items()]
+    renamed = [(old, new) for old, new in structure.match.renamed.items() if not new.endswith(DISPLACED)]
+    rows = [("renamed", "", told("renamed", a="{a}", b="{b}"), *names) for names in renamed]
     rows += _one_sided(structure)
     for side, step in structure.evaluations.items():
-        rows.append(("only", told("evaluates", side=side, step=step), *_of_side(side, "evaluation")))
-    rows += [("random", told("random", name="{a}", step=step), name, name) for name, step in structure.random.items()]
-    groups: dict[tuple[str, str, str, str], list[tuple[str, str]]] = {}
-    for change, text, a, b in rows:
-        groups.setdefault((change, text, *_starred(a, b)), []).append((a, b))
+        rows.append(("only", side, told("evaluates", side=side, step=step), "evaluation", "evaluation"))
+    for name, step in structure.random.items():
+        rows.append(("random", "", told("random", name="{a}", step=step), name, name))
+    groups: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for *how, a, b in rows:
+        groups.setdefault((*how, *_starred(a, b)), []).append((a, b))
     changes = []
-    for (change, text, *pattern), members in groups.items():
+    for (change, side, text, *pattern), members in groups.items():
         a, b = pattern if len(members) > 1 else members[0]
-        changes.append(StructureChange(change, a or None, b or None, text.replace("{a}", a).replace("{b}", b)))
+        names = a if side != "b" else None, b if side != "a" else None
+        changes.append(StructureChange(change, *names, text.replace("{a}", a).replace("{b}", b)))
     return tuple(changes)
 
 
-def _of_side(side: str, name: str) -> tuple[str, str]:
-    """The name in a, and in b, of what run `side` alone has; "" in the other."""
-    return (name, "") if side == "a" else ("", name)
-
-
 def _starred(a: str, b: str) -> tuple[str, str]:
-    """Both names with their numeric components as `*`; unchanged where the numbers of two names differ."""
+    """Both names with their numeric components as `*`; unchanged where the numbers of the two differ."""
     one, two = ([part for part in name.split(".") if part.isdecimal()] for name in (a, b))
-    return (star(a), star(b)) if one == two or not (a and b) else (a, b)
+    return (star(a), star(b)) if one == two else (a, b)
 
 
 def star(name: str) -> str:
@@ -241,8 +231,10 @@ def star(name: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
-def _one_sided(structure: Structure) -> Iterator[tuple[str, str, str, str]]:
-    """(change, words with `{a}` or `{b}` for the name, name in a, name in b) of what one run only has, a's first.
+def _one_sided(structure: Structure) -> Iterator[tuple[str, str, str, str, str]]:
+    """(change, side, words with `{a}` for the name, the name twice) of what one run only has, a's first.
+
+    The side is "" for further records of a name that both have.
 
     Modules and tensors come before further records of what both have. Inside a module that only one run has, only that
     outermost module is named. Left out are further records of a name whose parent module has further ones too.
@@ -264,11 +256,11 @@ def _one_sided(structure: Structure) -> Iterator[tuple[str, str, str, str]]:
                 tensor = next((kind.one for kind in (Kind.PARAM, Kind.BUFFER) if kind in kinds), "")
                 cls = alignment.module_class[unions[0]] if unions and not tensor else ""
                 said = {"verb": "runs" if name in around else "has", "tensor": tensor, "cls": cls * (cls != name)}
-                yield "only", told("only", side=side, name=f"{{{side}}}", **said), *_of_side(side, name)
+                yield "only", side, told("only", side=side, name="{a}", **said), name, name
             elif owner_of(name) not in subjects.keys() & names:
                 first = min(unions, key=lambda union: (alignment.call[union], alignment.path[union]))
                 site = replace(alignment.site(first), fqn="{a}")
-                yield "calls", told("more", side=side, what=what(site), step=only[first]), name, name
+                yield "calls", "", told("more", side=side, what=what(site), step=only[first]), name, name
 
 
 _OF_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})

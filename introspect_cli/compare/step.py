@@ -129,15 +129,6 @@ class Step:
             {module.fqn: module for module in tree_at(self.comparison.b.module_rows, self.table.step_b)},
         )
 
-    @cached_property
-    def has_no_modules(self) -> bool:
-        """Whether no module is on record, in either tree or among the sites, though both runs record module outputs.
-
-        False where both record operators.
-        """
-        recorded = {Kind.OUTPUT, Kind.OP_OUTPUT} & self.comparison.kinds == {Kind.OUTPUT}
-        return recorded and not (any(self.modules) or self.alignment.are(Kind.INPUT, Kind.OUTPUT).any())
-
     def known(self, sites: Ids | Sequence[int], before: float = np.inf, *, every: bool = False) -> Known:
         """What is known of these sites in this step together: the first of DIFFERS, FORM, WITHIN, EQUAL that any has.
 
@@ -263,9 +254,8 @@ class Step:
 
     def is_recorded_before(self, fqn: str) -> bool:
         """Whether both runs have a record of any kind under this FQN in the previous step; False without that step."""
-        before = self.begins.before
-        sides = () if before is None else (before.sites_a, before.sites_b)
-        return bool(sides) and all(np.isin(self.alignment.by_fqn[fqn], sites).any() for sites in sides)
+        before, sites = self.begins.before, self.alignment.by_fqn[fqn]
+        return before is not None and all(np.isin(sites, half.sites).any() for half in before.halves)
 
     @cached_property
     def calls(self) -> list[Call]:

@@ -24,12 +24,12 @@ from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.measure import Layouts
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.outcome import (
+    TRAINED,
     Heat,
     RankOutcome,
     Structure,
     changes_of,
     results_agree,
-    watches_results,
 )
 from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
 from introspect_cli.compare.result import Role
@@ -50,6 +50,7 @@ from introspect_cli.compare.table import (
     Table,
     unseen,
 )
+from introspect_cli.compare.watched import observed_kinds
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
@@ -271,13 +272,12 @@ def table_at(comparison: Comparison, learned: Learned, step_a: int, step_b: int)
 
 def raise_floors(comparison: Comparison, entry_a: StepEntry) -> None:
     """Raise, in place, the floor of each noise run that has this step with another digest than a; reads both."""
+    step = entry_a.step
     for (reader, _), floor in zip(comparison.noise, comparison.floors, strict=True):
-        entry = reader.entry(reader.row_of(entry_a.step)) if entry_a.step in reader else entry_a
-        if entry.digest != entry_a.digest:
-            batches = comparison.a.read(entry_a.step), reader.read(entry.step)
-            compared = ~floor.alignment.are(*SETTING_KINDS)
+        if step in reader and reader.entry(reader.row_of(step)).digest != entry_a.digest:
+            batches, compared = (comparison.a.read(step), reader.read(step)), ~floor.alignment.are(*SETTING_KINDS)
             layouts = comparison.layouts[0], Layouts(reader.layouts)
-            floor.learn(table_of(floor.alignment, compared, (entry_a.step, entry.step), batches, layouts))
+            floor.learn(table_of(floor.alignment, compared, (step, step), batches, layouts))
 
 
 class Account:
@@ -394,7 +394,7 @@ class Account:
         if outcome.first is None and not outcome.tolerated and (site := table.first_of(masks["within"])):
             outcome.tolerated = f"{what(site)} in step {table.step}"
         if not outcome.blind_site and (site := table.first_of(blind)):
-            outcome.blind_site = f"{what(site)} in step {table.step}"
+            outcome.blind_site = f"{what(site)} in {'the evaluation of ' * site.evaluates}step {table.step}"
 
     def _count_unopened(self) -> None:
         """Add the records of steps with equal digests to the tally.
@@ -496,7 +496,7 @@ class Account:
         if undecided and (outcome.hidden or not agree):
             if agree is not None:
                 self.one_sided = self.one_sided or (place, table)
-            elif not watches_results(*self.comparison.manifests):
+            elif not all(TRAINED & observed_kinds(manifest) for manifest in self.comparison.manifests):
                 outcome.unrecorded = True
         return True
 

@@ -11,15 +11,14 @@ the earlier of the two.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from introspect_cli.compare.answer.compared import Compared
 from introspect_cli.compare.comparison import Comparison
 from introspect_cli.compare.ledger import At
-from introspect_cli.compare.match import correspond, other_roots
-from introspect_cli.compare.outcome import RankOutcome
+from introspect_cli.compare.match import Correspondence, correspond, other_roots
 from introspect_cli.compare.passes import rounding_note
 from introspect_cli.compare.resumed import detected_offset, offset_by_labels
 from introspect_cli.compare.say import told
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.measure import Ids
+    from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.store.reader import Reader
     from introspect_cli.store.run import Run
@@ -211,10 +211,9 @@ def _without_readers(outcome: RankOutcome) -> RankOutcome:
     """A copy of an outcome that can be pickled: without readers, cause, step, and what only the first rank needs."""
     nobody = cast("Reader", None)  # until `compare_ranks` has them
     paired = replace(outcome.paired, a=nobody, b=nobody)
-    blank, parts = RankOutcome(outcome.rank, paired), {each: _without_readers(of) for each, of in outcome.parts.items()}
-    left_out = ("cause", "step", "heat", "match", "origins")
-    without: dict[str, Any] = {name: getattr(blank, name) for name in left_out}
-    return replace(outcome, paired=paired, parts=parts, **without)
+    parts, nothing = {each: _without_readers(of) for each, of in outcome.parts.items()}, Correspondence()
+    bare = replace(outcome, cause=None, step=None, heat=None, match=nothing, origins=[])
+    return replace(bare, paired=paired, parts=parts)
 
 
 # --- training and evaluation alone
