@@ -46,6 +46,7 @@ from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.result import Divergence, Resumption
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.steps import Paired
@@ -170,15 +171,13 @@ class Structure:
     """One-sided sites and differing random states over the steps walked so far.
 
     Attributes:
-        alignment: the runs' sites.
-        match: which name of a is which of b.
+        comparison: the rank of both runs.
         only: for a and for b, the union numbers of sites that it alone had, each with the first step in which it had.
         random: names of random states that differed, each with the first step in which it did.
         evaluations: sides that evaluated alone, each with the first step in which it did.
     """
 
-    alignment: Alignment
-    match: Correspondence
+    comparison: Comparison
     only: tuple[dict[int, int], dict[int, int]] = field(default_factory=lambda: ({}, {}))
     random: dict[str, int] = field(default_factory=dict)
     evaluations: dict[str, int] = field(default_factory=dict)
@@ -188,13 +187,13 @@ class Structure:
 
         A saved file whose name one run alone has is left out. In `causes` nothing else diverges.
         """
-        others, saved = self.alignment.names[::-1], self.alignment.are(Kind.PRODUCT)
-        for only, half, names in zip(self.only, causes.halves, others, strict=True):
+        fqn, saved = causes.alignment.fqn, causes.alignment.are(Kind.PRODUCT)
+        for only, half, names in zip(self.only, causes.halves, causes.alignment.names[::-1], strict=True):
             for site in half.sites[half.only].tolist():
-                if not saved[site] or self.alignment.fqn[site] in names:
+                if not saved[site] or fqn[site] in names:
                     only.setdefault(site, causes.step)
         for union in causes.differing_sites.tolist():
-            self.random.setdefault(self.alignment.fqn[union], causes.step)
+            self.random.setdefault(fqn[union], causes.step)
 
 
 def changes_of(structure: Structure) -> tuple[StructureChange, ...]:
@@ -202,7 +201,7 @@ def changes_of(structure: Structure) -> tuple[StructureChange, ...]:
 
     Those whose names differ in numbers alone are one change, under `*`.
     """
-    renamed = [(old, new) for old, new in structure.match.renamed.items() if not new.endswith(DISPLACED)]
+    renamed = [(old, new) for old, new in structure.comparison.match.renamed.items() if not new.endswith(DISPLACED)]
     rows = [("renamed", "", told("renamed", a="{a}", b="{b}"), *names) for names in renamed]
     rows += _one_sided(structure)
     for side, step in structure.evaluations.items():
@@ -239,7 +238,7 @@ def _one_sided(structure: Structure) -> Iterator[tuple[str, str, str, str, str]]
     Modules and tensors come before further records of what both have. Inside a module that only one run has, only that
     outermost module is named. Left out are further records of a name whose parent module has further ones too.
     """
-    alignment = structure.alignment
+    alignment = structure.comparison.alignment
     for side, only, names, around in zip(
         "ab", structure.only, alignment.names[::-1], alignment.around[::-1], strict=True
     ):
@@ -337,13 +336,14 @@ class Heat:
 
 # --- the first diverging step in a strip
 
-_ROW_OF = {
-    (Phase.DATA, Kind.BATCH): "forward",
-    (Phase.FORWARD, Kind.OUTPUT): "forward",
-    (Phase.LOSS, Kind.LOSS): "forward",
-    (Phase.BACKWARD, Kind.GRAD_OUTPUT): "backward",
-    (Phase.BACKWARD, Kind.GRAD): "backward",
-    (Phase.OPTIMIZER, Kind.PARAM): "update",
+_ROWS = {Phase.BACKWARD: "backward", Phase.OPTIMIZER: "update"}
+_IN_STRIP = {
+    Kind.BATCH: Phase.DATA,
+    Kind.OUTPUT: Phase.FORWARD,
+    Kind.LOSS: Phase.LOSS,
+    Kind.GRAD_OUTPUT: Phase.BACKWARD,
+    Kind.GRAD: Phase.BACKWARD,
+    Kind.PARAM: Phase.OPTIMIZER,
 }
 _WORDS = {
     EQUAL: "equal",
@@ -357,18 +357,14 @@ _WORDS = {
 
 
 def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
-    """Cells of the first diverging step, in a's order: records with a row in `_ROW_OF`, and a diverging one at `first`.
+    """Cells of the first diverging step, in a's order: records of `_IN_STRIP`, and a diverging one at `first`.
 
     Records that count for nothing (ABSENT) are left out. Only cells that differ have a distance, if it is known.
     """
     table, cells = step.table, list[StripCell]()
     far = dict(zip(table.differing.tolist(), table.relative().tolist(), strict=True))
     for row in np.argsort(table.order, kind="stable").tolist():
-        site, word = table.named(row), _WORDS.get(int(table.state[row]))
-        strip = _ROW_OF.get((site.phase, site.kind))
-        if strip is None and site == first and table.diverging[row]:
-            strip = {Phase.BACKWARD: "backward", Phase.OPTIMIZER: "update"}.get(site.phase, "forward")
-        if strip is not None and word is not None:
-            rel = far.get(row, np.nan)
-            cells.append(StripCell(strip, site, word, rel if np.isfinite(rel) else None))
+        site, word, rel = table.named(row), _WORDS.get(int(table.state[row])), far.get(row, np.nan)
+        if word and (_IN_STRIP.get(site.kind) is site.phase or (site == first and table.diverging[row])):
+            cells.append(StripCell(_ROWS.get(site.phase, "forward"), site, word, rel if np.isfinite(rel) else None))
     return tuple(cells)

@@ -661,7 +661,7 @@ RESTS_ON: dict[str, tuple[Edge, ...]] = {
 def terms_of(step: Step, site: Site, a: Summary | None) -> int:
     """Number of terms of the sum that gives run a's gradient at `site`; 0 where unknown, and of all else.
 
-    Elements of its module's output gradient (else output) per row of the parameter.
+    Elements of its module's output per row of the parameter.
 
     Args:
         step: the step of the record.
@@ -670,13 +670,10 @@ def terms_of(step: Step, site: Site, a: Summary | None) -> int:
     """
     if site.kind is not Kind.GRAD or a is None or not a.layout.shape:
         return 0
-    rows, owner, phases = step.table.rows_of["a"], owner_of(site.fqn), frozenset(Phase)
-    for kind in (Kind.GRAD_OUTPUT, Kind.OUTPUT):
-        given = [rows[union] for union in step.of(kind, phases, owner).tolist() if union in rows]
-        if given:
-            numel = step.table.layouts[0].numel[step.table.a.layout[given]]
-            return int(numel.max()) // max(a.layout.shape[0], 1)
-    return 0
+    held, given = step.table.rows_of["a"], step.of(Kind.OUTPUT, frozenset(Phase), owner_of(site.fqn)).tolist()
+    rows = [held[union] for union in given if union in held]
+    numel = step.table.layouts[0].numel[step.table.a.layout[rows]].max(initial=0.0)
+    return int(numel) // max(a.layout.shape[0], 1)
 
 
 def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:

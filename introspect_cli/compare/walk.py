@@ -215,7 +215,7 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
         first: site of the first divergence.
         cause: why that diverges.
     """
-    seen, others = {_cause_key(step, first, cause)}, list[tuple[int, Cause]]()
+    others = {_cause_key(step, first, cause): (-1, cause)}
     late = [position for position in positions[_MAX_JUDGED:] if step.sites[position].phase is Phase.OPTIMIZER]
     for position in (*positions[:_MAX_JUDGED], *late[:_MAX_JUDGED]):
         site = step.sites[position]
@@ -223,7 +223,7 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
             continue
         other = _judged(step, position)
         key = _cause_key(step, site, other)
-        if other.role is not Role.ORIGIN or other.reason not in _INDEPENDENT_REASONS or key in seen:
+        if other.role is not Role.ORIGIN or other.reason not in _INDEPENDENT_REASONS or key in others:
             continue
         # it may come from what was not seen, or have grown from what was let pass
         stands = all(fact.known is Known.EQUAL for fact in other.evidence)
@@ -231,9 +231,8 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
         stands = stands and not (site.call and other.reason in {"module", "own_code"})
         stands = stands and (other.reason != "rng" or is_drawn_from(step, position))
         if stands and (other.reason != "optimizer" or hyperparameter_changes(step.table, step.last_text)):
-            seen.add(key)
-            others.append((position, other))
-    return others[:_MAX_ORIGINS]
+            others[key] = position, other
+    return list(others.values())[1 : 1 + _MAX_ORIGINS]
 
 
 def _judged(step: Step, position: int) -> Cause:
@@ -313,7 +312,7 @@ class Account:
         if which is not None:  # its first divergence alone is asked for
             self.counted = self.counted & (alignment.evaluating == which)
             options = replace(options, limit=0, whole_step=False, want_map=False, later=0)
-        self.options, self.structure = options, Structure(alignment, comparison.match)
+        self.options, self.structure = options, Structure(comparison)
         if begins.resumed:  # what a checkpoint did not restore
             self.outcome.results_known = Known.DIFFERS
         self.last: int | None = None

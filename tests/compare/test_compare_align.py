@@ -142,7 +142,7 @@ class TestCoverage:
         b = [[row("forward", "input", "Net", X), row("forward", "output", "Net", None)]]
         result = diff(a, b)
         assert result.verdict is Verdict.UNDECIDED
-        assert "output of Net at step 0" in result.sentence
+        assert "the output of Net in step 0" in result.sentence
         assert result.counts.not_observed == 1
 
     def test_what_neither_saw_is_noted_and_where_that_is_most_it_is_undecided(self, diff):
