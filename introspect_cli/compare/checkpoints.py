@@ -35,7 +35,6 @@ from introspect_cli.compare.measure import (
 from introspect_cli.compare.names import owner_of
 from introspect_cli.compare.outcome import star
 from introspect_cli.compare.result import DiffResult, Divergence, Verdict
-from introspect_cli.compare.resumed import steps_counted
 from introspect_cli.compare.say import key_of, listed, some
 from introspect_cli.compare.table import KINDS, OTHER, columns, kind_code
 from introspect_cli.errors import StoreError
@@ -303,20 +302,30 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
     for side, alone in (("a", kinds[0] - kinds[1]), ("b", kinds[1] - kinds[0])):
         names = [kind.several for kind in _KINDS if kind in alone]
         evidence += [f"only {side} holds {listed(names)}: not compared"] if names else []
-    agrees = not doubts and not any(one.site.kind in MODEL for one in tensors)
-    changed = ", in part in another form" * any(one.words is not _EQUAL for one in forms)
-    verdict, sentence = _sentence(
-        counts, differs, doubts, run, max(moments_of), agrees, outcome.tally["within"], changed
-    )
-    evidence = [*differs[1:], *doubts, *evidence] if verdict is Verdict.DIVERGED else evidence
+    within, moment = outcome.tally["within"], max(moments_of)
+    models_of = [kind.several for kind in MODEL if counts[kind]]
+    if not counts.total():
+        verdict, sentence = Verdict.UNDECIDED, "Could not tell: the checkpoints have no kind of tensor in common."
+    elif differs:
+        agree = f"The models {'agree' if within else 'are equal'}{f' {moment}' if run else ''}, but "
+        nearest = f"At no recorded step has run {run} all tensors of the checkpoint: nearest is {moment}, where "
+        model_differs = doubts or not models_of or any(one.site.kind in MODEL for one in tensors)
+        apart = nearest if run else "The checkpoints differ: "
+        verdict, sentence = Verdict.DIVERGED, f"{apart if model_differs else agree}{differs[0]}."
+        evidence = [*differs[1:], *doubts, *evidence]
+    elif doubts:
+        verdict, sentence = Verdict.UNDECIDED, f"Could not tell: {'; '.join(doubts)}; all else is equal."
+    else:
+        of_run = f"Checkpoint {OTHER.get(run)} has the {listed(models_of)} that run {run} has {moment}"
+        holds = of_run if run and models_of else f"The checkpoints {'agree' if within else 'hold the same'}"
+        parts = [count(number, *words) for kinds, *words in _GROUPS if (number := sum(counts[kind] for kind in kinds))]
+        equal = f"agree, {within:,} of them only within the tolerance or noise given" if within else "are equal"
+        changed = ", in part in another form" * any(one.words is not _EQUAL for one in forms)
+        verdict, sentence = Verdict.SAME, f"{holds}{changed}: all {listed(parts)} {equal}."
     there = {*runs[1].rank(0).sites.fqn}
     renamed = [f"{old} is {new} in b" for new, old in own.items() if new != old and new in there]
     if renamed and not run:
         evidence.append(f"names differ: {some(renamed)}")
-    steps = [steps_counted(_moment_of(run)) for run in runs]
-    if steps[0] != steps[1] and None not in steps:
-        a, b = (count(int(step or 0), "step") for step in steps)
-        evidence.append(f"the optimizer has made {a} in a and {b} in b")
     first = tuple(tensors[:1]) if verdict is Verdict.DIVERGED else ()
     # what the files do not tell; not what captures of runs leave out
     notes = (f"{name}: {text}." for name, run in zip("ab", runs, strict=True) for text in run.manifest["not_observed"])
@@ -476,50 +485,6 @@ def _order_of(pieces: Sequence[Any], whole: Any) -> Sequence[int] | None:
 
 
 # --- words
-
-
-def _sentence(
-    counts: Counter[Kind],
-    differs: Sequence[str],
-    doubts: Sequence[str],
-    run: str,
-    moment: str,
-    agrees: bool,
-    within: int,
-    changed: str,
-) -> tuple[Verdict, str]:
-    """The verdict, and the answer in a sentence.
-
-    UNDECIDED if no tensor is in both; DIVERGED if any differs; UNDECIDED if anything is in doubt; else SAME.
-
-    Args:
-        counts: tensors that both have, by kind.
-        differs: clauses on what differs.
-        doubts: clauses on what could not be compared.
-        run: `a` or `b`, where that is the moment of a run and no checkpoint; "" where both are checkpoints.
-        moment: which moment, in words.
-        agrees: whether nothing of the models differs, or is in doubt.
-        within: values that differ within the tolerance or noise given.
-        changed: words on tensors in another form.
-    """
-    if not counts.total():
-        return Verdict.UNDECIDED, "Could not tell: the checkpoints have no kind of tensor in common."
-    models = [kind.several for kind in MODEL if counts[kind]]
-    holds = f"The checkpoints {'agree' if within else 'hold the same'}"
-    if run and models:
-        holds = f"Checkpoint {OTHER[run]} has the {listed(models)} that run {run} has {moment}"
-    if differs and not (agrees and models):
-        nearest = f"At no recorded step has run {run} all tensors of the checkpoint: nearest is {moment}, where "
-        return Verdict.DIVERGED, f"{nearest if run else 'The checkpoints differ: '}{differs[0]}."
-    if differs:
-        close = "within the tolerance" if within else "equal"
-        apart = f"The checkpoints differ, though the models are {close}: "
-        return Verdict.DIVERGED, f"{f'{holds}, but ' if run and not within else apart}{differs[0]}."
-    if doubts:
-        return Verdict.UNDECIDED, f"Could not tell: {'; '.join(doubts)}; all else is equal."
-    parts = [count(number, *words) for kinds, *words in _GROUPS if (number := sum(counts[kind] for kind in kinds))]
-    equal = f"agree, {within:,} of them only within the tolerance or noise given" if within else "are equal"
-    return Verdict.SAME, f"{holds}{changed}: all {listed(parts)} {equal}."
 
 
 def _clauses(tensors: Iterable[Divergence], counts: Counter[Kind]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,14 +24,8 @@ if TYPE_CHECKING:
 Tensor = tuple[int, str, str]
 """Kind code, FQN and path of a parameter, a buffer or an optimizer's state."""
 
-States = dict[tuple[Phase, str, int], tuple[int, Status]]
-"""Checksum and status of one generator, by phase, module and call."""
-
-BEGUN = Phase.START, "", 0
-"""The key of a generator's state as the step begins."""
-
-BatchValues = tuple[tuple[str, int], ...]
-"""What a batch holds: paths and checksums."""
+States = dict[tuple[Phase, int, str, str], int]
+"""Checksums of one generator's states, by phase, call, module and path."""
 
 
 @dataclass(frozen=True)
@@ -100,34 +95,17 @@ class At:
         rows, unseen = self.tensor_rows(phase).items(), Status.NOT_OBSERVED
         return {tensor: int(self.batch.checksum[row]) for tensor, row in rows if self.batch.status[row] != unseen}
 
-    def batches(self) -> dict[str, list[BatchValues]]:
-        """Training batches of the step by loader, in order of calls: each batch as (path, checksum) sorted by path.
-
-        Values that were NOT_OBSERVED are left out.
-        """
-        sites, loaders = self.sites, dict[str, dict[int, list[tuple[str, int]]]]()
-        for row, number in self.rows([Kind.BATCH], Phase.DATA):
-            if self.batch.status[row] != Status.NOT_OBSERVED:
-                calls = loaders.setdefault(sites.fqn[number], {})
-                values = calls.setdefault(int(sites.call[number]), [])
-                values.append((sites.path[number], int(self.batch.checksum[row])))
-        return {
-            loader: [tuple(sorted(values)) for _, values in sorted(calls.items())] for loader, calls in loaders.items()
-        }
-
-    def random_states(self) -> dict[str, States]:
-        """The random states in the step by generator.
+    def random_states(self) -> dict[str, tuple[States, States]]:
+        """By generator, its state as the step begins, and those of draws in the step.
 
         States recorded before draws that happen between modules are left out.
         """
-        sites, states = self.sites, dict[str, States]()
+        sites, states = self.sites, defaultdict[str, tuple[States, States]](lambda: ({}, {}))
         for row, number in self.rows([Kind.RNG]):
             phase, path, fqn = PHASES[sites.phase[number]], sites.path[number], sites.fqn[number]
-            if path.endswith(DRAWN_BEFORE):
-                continue  # draws of something between modules: the later run may have some to get to where it goes on
-            state = int(self.batch.checksum[row]), Status(int(self.batch.status[row]))
-            key = BEGUN if phase is Phase.START else (phase, fqn, int(sites.call[number]))
-            states.setdefault(path or fqn, {})[key] = state
+            if not path.endswith(DRAWN_BEFORE):  # the later run may have some to get to where it goes on
+                of_draws = states[path or fqn][phase is not Phase.START]
+                of_draws[phase, int(sites.call[number]), path and fqn, ""] = int(self.batch.checksum[row])
         return states
 
     def numbers(self, kind: Kind, phase: Phase) -> list[tuple[tuple[str, str], float | None]]:

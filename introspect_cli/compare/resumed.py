@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.ledger import BEGUN, At, States, Tensor, ledgers, tensor_of
+from introspect_cli.compare.ledger import At, Tensor, ledgers, tensor_of
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.result import Part, Restored, Resumption
 from introspect_cli.compare.say import key_of, some
@@ -350,12 +350,6 @@ def _matching_step(whole: At, start: Mapping[Tensor, int]) -> int | None:
     return steps[0] if goal is not None and len(steps) == 1 and 2 * best >= np.count_nonzero(goal) > 0 else None
 
 
-def steps_counted(at: At) -> float | None:
-    """Largest number of steps that optimizer states count as a step begins; None where none counts."""
-    every = at.numbers(Kind.OPTIMIZER_STATE, Phase.START)
-    return max((value for (_, path), value in every if path == "['step']" and value is not None), default=None)
-
-
 def _has_trained(begins: At, whole: At) -> bool:
     """Whether a run begins with a state of an optimizer that is not 0, and that the other does not begin with.
 
@@ -396,7 +390,7 @@ def resumption_of(resume: ResumePoint, unrecorded: frozenset[Kind], *, is_cut: b
         """The part that `read` gives of these steps."""
         return _part(name, ((read(late), read(whole)) for late, whole in pairs), matters=matters)
 
-    place = part(PLACE, steps, lambda at: _batches(at, slice(-1 if at in first else 0, None)) or _inputs(at))
+    place = part(PLACE, steps, _given)  # of its first step either run may read other batches to get there
     if is_cut and place.state is not Restored.YES:
         place = Part(PLACE, Restored.UNSEEN, "a batch is cut differently")
     copies = [held[_COPIES]]
@@ -440,8 +434,8 @@ def _part(name: str, pairs: Iterable[tuple[Values, Values]], *, matters: bool = 
         both = late.keys() & whole.keys()
         seen = seen or len(both)
         if differ := sorted(of for of in both if late[of] != whole[of]):
-            names = [f"{key_of(path)} of {fqn}" if path else fqn for *_, fqn, path in differ]
-            return Part(name, Restored.NO, f"{len(differ)} of {len(both)} differ, {some(names, 2)}")
+            names = dict.fromkeys(f"{key_of(path)} of {fqn}" if path else fqn for *_, fqn, path in differ)
+            return Part(name, Restored.NO, f"{len(differ)} of {len(both)} differ, {some([*names], 2)}")
         if both and once:
             break
     return Part(name, Restored.YES, f"{seen} equal") if seen else Part(name, Restored.UNSEEN, matters=matters)
@@ -491,19 +485,17 @@ def _counters(at: At) -> Values:
     return {(name, ""): labels[name] for name in ("global_step", "epoch") if name in labels}
 
 
-def _batches(at: At, those: slice) -> Values:
-    """Batches of a step by loader: of the first step the last, since either run may read others to get there."""
-    return {(f"batch of {loader}", ""): each[those] for loader, each in at.batches().items()}
-
-
-def _inputs(at: At) -> Values:
-    """Checksums of the observed inputs of root modules."""
+def _given(at: At) -> Values:
+    """Checksums of the last batch of each loader; without any on record, of what root modules are given last."""
     sites, batch = at.sites, at.batch
-    return {
-        (int(sites.call[number]), sites.fqn[number], sites.path[number]): int(batch.checksum[row])
-        for row, number in at.rows([Kind.INPUT], Phase.FORWARD)
-        if "." not in sites.fqn[number] and batch.status[row] == Status.OBSERVED
-    }
+    for kind, phase in ((Kind.BATCH, Phase.DATA), (Kind.INPUT, Phase.FORWARD)):
+        rows = [(row, number) for row, number in at.rows([kind], phase) if batch.status[row] == Status.OBSERVED]
+        if kind is Kind.INPUT:
+            rows = [(row, number) for row, number in rows if "." not in sites.fqn[number]]
+        if rows:
+            named = [(sites.path[number], f"{kind.value} of {sites.fqn[number]}", "") for _, number in rows]
+            return dict(zip(named, batch.checksum[[row for row, _ in rows]].tolist(), strict=True))
+    return {}
 
 
 def _random(steps: Sequence[tuple[At, At]]) -> list[Part]:
@@ -514,12 +506,9 @@ def _random(steps: Sequence[tuple[At, At]]) -> list[Part]:
     theirs.
     """
     every = [(late.random_states(), whole.random_states()) for late, whole in steps]
-    parts = list[Part]()
+    parts, none = list[Part](), (dict[Any, int](), dict[Any, int]())
     for name in sorted(every[0][0].keys() & every[0][1].keys()):
-        begun, drawn = (
-            [(_states(late.get(name, {}), which), _states(whole.get(name, {}), which)) for late, whole in every]
-            for which in (True, False)
-        )
+        begun, drawn = ([tuple(at.get(name, none)[which] for at in pair) for pair in every] for which in (0, 1))
         part = Part(name, Restored.YES)
         if begun[0][0] != begun[0][1]:
             part = _part(name, [drawn[0], *begun[1:]], once=True)
@@ -527,8 +516,3 @@ def _random(steps: Sequence[tuple[At, At]]) -> list[Part]:
             part = Part(name, part.state, matters=part.state is Restored.UNSEEN or not stays)
         parts.append(part._replace(part=f"random state of {name}", generator=name))
     return parts or [Part("random states", Restored.UNSEEN)]
-
-
-def _states(states: States, begun: bool) -> Values:
-    """Of a generator's states in a step that as it begins, or else those of draws in it."""
-    return {(str(of), ""): state for of, state in states.items() if (of == BEGUN) is begun}

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from introspect_cli.compare.evidence import Evidence, Known, Thing, with_state
+from introspect_cli.compare.evidence import Evidence, Known, Thing
 from introspect_cli.compare.measure import moments, rounding, same_numbers, shapes_differ
 from introspect_cli.compare.result import RESOLUTION, Certainty, Divergence, Fact, Finding, Part, Resumption
 from introspect_cli.compare.table import MODULE_KINDS
@@ -441,6 +441,8 @@ _SITES: Final[Mapping[Kind, str]] = {
     Kind.PARAM: "{one} {fqn}",
     Kind.BUFFER: "{one} {fqn}",
     Kind.OPTIMIZER_STATE: "the optimizer state {path} of {fqn}",
+    Kind.RNG: "the random state of {name}[ before {where}][ (call {call})]",
+    Kind.COLLECTIVE: "[what goes into {given}][what comes out of {taken}]{one}[ {name}] {call} of {fqn}",
     Kind.OP_OUTPUT: "[result {part} of ]the [{backward}backward ]operator {name} of {where}[ (call {call})]",
 }
 """How a site of a kind is called, where not as what a module takes or gives."""
@@ -453,44 +455,20 @@ def what(site: Site, module_class: str = "") -> str:
         site: the site.
         module_class: class of its module, put behind the name of a module; "" to leave it out.
     """
-    if site.kind is Kind.RNG:
-        return _random_state(site, f" (call {site.call})" if site.call else "")
-    if site.kind is Kind.COLLECTIVE:
-        return _collective(site)
     if site.kind is Kind.PRODUCT and site.phase is Phase.OPTIMIZER:
         return f"the copy {site.fqn}{site.path}"
     name, bracket, part = site.path.partition("[")
     fields = {"one": site.kind.one, "fqn": site.fqn, "path": site.path, "call": site.call, "name": name}
     fields |= {"named": named(site, module_class), "part": bracket + part, "backward": site.phase is Phase.BACKWARD}
     fields["where"] = "the script itself" if site.fqn == "script" else site.fqn
+    if site.kind is Kind.RNG:
+        where = {Phase.DATA: f"{BATCH_OF}{site.fqn}", Phase.LOSS: BACKWARD_PASS}.get(site.phase, site.fqn)
+        fields |= {"name": site.path.removesuffix(DRAWN_BEFORE) or site.fqn, "where": site.path and where}
+    elif site.kind is Kind.COLLECTIVE:
+        message, _, part = site.path.partition(".")
+        fields["name"] = message.partition("~")[0]
+        fields |= {"given": part.startswith("in"), "taken": part.startswith("out")}
     return _filled(_SITES.get(site.kind, "{one}[ {path}] of {named}[ (call {call})]"), fields)
-
-
-def _collective(site: Site) -> str:
-    """A collective or message in words, with whether it is what goes in or comes out."""
-    name, _, part = site.path.partition(".")
-    name = name.partition("~")[0]
-    text = f"collective {site.call} of {site.fqn}"
-    if name:
-        text = f"message {site.call} ({name}) of {site.fqn.removeprefix('messages of ')}"
-    given = {"in": "what goes into ", "out": "what comes out of "}
-    return given.get(part.partition("[")[0], "") + text
-
-
-def _random_state(site: Site, call: str) -> str:
-    """A random state in words: at the start of a step, drawn from in a module, or recorded before a draw.
-
-    Args:
-        site: of kind RNG.
-        call: words for its call, ` (call 1)`; "" for the first.
-    """
-    if not site.path:
-        return f"the random state of {site.fqn}"
-    generator = site.path.removesuffix(DRAWN_BEFORE)
-    if generator == site.path:
-        return f"the random state of {generator} from which {site.fqn}{call} draws"
-    place = {Phase.DATA: f"the batch from {site.fqn}", Phase.LOSS: "the backward pass"}.get(site.phase, site.fqn)
-    return f"the random state of {generator} before {place}{call}"
 
 
 def named(site: Site, module_class: str) -> str:
@@ -541,11 +519,6 @@ def fact_of(evidence: Evidence) -> Fact:
     """Evidence as it is told."""
     names = evidence.thing.name.lower(), evidence.known.name.lower()
     return Fact(*names, evidence.of, evidence.inside, thing(evidence))
-
-
-def evidence_words(evidence: Iterable[Evidence], known: Known) -> str:
-    """What the facts are about whose state is `known`, with commas: `its inputs, its parameters`; "" for none."""
-    return ", ".join(map(thing, with_state(evidence, known)))
 
 
 def listed(names: Sequence[str]) -> str:

@@ -153,10 +153,9 @@ def test_tensors_in_another_form_that_are_too_large_to_be_read_again_are_not_cal
 def test_an_optimizer_that_began_anew_is_what_differs(place, tmp_path):
     whole = torch.load(place / "3.pt")
     torch.save({**whole, "optimizer": torch.load(place / "0.pt")["optimizer"]}, tmp_path / "b.pt")
-    verdict, sentence, beside = said(place / "3.pt", tmp_path / "b.pt")
+    verdict, sentence, _ = said(place / "3.pt", tmp_path / "b.pt")
     assert verdict == "diverged"
-    assert "though the models are equal: 18 of 18 values of the optimizer state differ" in sentence
-    assert "the optimizer has made 4 steps in a and 1 step in b" in beside
+    assert "The models are equal, but 18 of 18 values of the optimizer state differ" in sentence
 
 
 # --- beside a run

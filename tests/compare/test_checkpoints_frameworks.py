@@ -122,7 +122,7 @@ def test_a_distributed_checkpoint_is_the_one_that_torch_saved(tmp_path):
     other = saved_by_dcp(tmp_path / "other", steps=3)
     verdict, sentence, beside = said(saved, other)
     assert (verdict, "9 of 9 tensors of the model differ" in sentence) == ("diverged", True)
-    assert "the optimizer has made 2 steps in a and 3 steps in b" in beside
+    assert "values of the optimizer state differ" in beside
 
 
 SAVED = Path(__file__).parents[2] / "fixtures" / "ranks" / "saved.py"

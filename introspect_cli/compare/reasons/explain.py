@@ -11,7 +11,7 @@ from introspect_cli.compare.reasons.draws import find_one_sided_draw
 from introspect_cli.compare.reasons.forward import draws_nothing, find_call_counts
 from introspect_cli.compare.reasons.rows import reason_named
 from introspect_cli.compare.result import Certainty, Finding, Role
-from introspect_cli.compare.say import both_values, evidence_words, told, what
+from introspect_cli.compare.say import both_values, told, what
 from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, SCRIPT, find_first_event
 from introspect_cli.compare.table import ABSENT, EQUAL, NOT_SEEN, WITHIN, of_kinds
 from introspect_cli.records import SETTING_KINDS, Kind
@@ -103,9 +103,10 @@ def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:
         every = count(sum(before.values()) - before[ABSENT], "record")
         numbers = {"equal": before[EQUAL], "within": before[WITHIN], "unseen": before[NOT_SEEN]}
         clauses.append(told("records-before", all=every, step=at.first.step, **numbers))
-    states = (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
     clauses += [
-        f"{state.value.capitalize()}: {words}." for state in states if (words := evidence_words(story.evidence, state))
+        f"{state.value.capitalize()}: {', '.join(map(say.thing, facts))}."
+        for state in (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
+        if (facts := with_state(story.evidence, state))
     ]
     further = [*find_call_counts(at), *find_one_sided_draw(at)]
     if at.is_first_step and at.explained_reason in MAY_REST_ON_THEM:
