@@ -15,18 +15,15 @@ from introspect_cli.compare.ledger import At
 from introspect_cli.compare.names import owner_of, with_ancestors
 from introspect_cli.compare.resumed import ResumePoint, find_resume_point, resumption_of
 from introspect_cli.compare.steps import Sides
-from introspect_cli.compare.table import ACTIVATIONS, Alignment, align, among, columns, of_kinds
+from introspect_cli.compare.table import ACTIVATIONS, ONLY_A, Alignment, align, among, columns
 from introspect_cli.compare.watched import (
     STATE_KINDS,
     chooses_modules,
     covered,
-    draws_at_other_moments,
+    draws_at_one_moment,
     draws_recorded,
     is_list,
-    notices_all_draws,
     observed_kinds,
-    passes_over,
-    ran_unseen,
 )
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
 
@@ -67,15 +64,20 @@ class Comparison(Sides):
         or calls put together, and of two implementations of one model, all random states; with calls put together
         (`Splits.folds`) results of operators.
         """
-        alignment = self.alignment
+        alignment, random = self.alignment, self.alignment.are(Kind.RNG)
         mask = ~alignment.are(*SETTING_KINDS)
-        if self.match.is_port:  # they may draw what the other is given
-            mask = mask & ~alignment.are(Kind.RNG)
-        if self.is_whole:
-            mask = mask & ~alignment.are(Kind.RNG)
-            if self.splits is not None and any(self.splits.folds):  # operators are numbered through all calls
-                mask = mask & ~alignment.are(Kind.OP_OUTPUT)
-        return np.asarray(mask & ~draws_at_other_moments(alignment, *self.manifests))
+        if self.match.is_port or self.is_whole:  # they may draw what the other is given
+            mask &= ~random
+        elif not self.draws_alike:
+            mask &= alignment.are(Phase.START) | ~random
+        if self.splits is not None and any(self.splits.folds):  # operators are numbered through all calls
+            mask &= ~alignment.are(Kind.OP_OUTPUT)
+        return np.asarray(mask)
+
+    @cached_property
+    def draws_alike(self) -> bool:
+        """Whether the captures looked at generators within a step at the same moments."""
+        return draws_at_one_moment(*self.manifests, evaluates=bool(self.alignment.evaluating.any()))
 
     @cached_property
     def chosen(self) -> Mask:
@@ -98,25 +100,20 @@ class Comparison(Sides):
         The latter where it has start values of parameters in its second recorded step, and no record at all of the
         optimizer phase. False with ranks put together.
         """
-        sides: list[bool] = []
-        for reader, sites, manifest in zip((self.a, self.b), self.sites, self.manifests, strict=True):
+        sides = [False, False]
+        every = zip((self.a, self.b), self.sites, self.manifests, strict=True)
+        for side, (reader, sites, manifest) in enumerate(every) if not self.is_whole else ():
             steps = reader.entries["step"].tolist()
             begins = sites.are(Kind.PARAM, Phase.START).any() and not sites.are(Phase.OPTIMIZER).any()
-            asked = begins and len(steps) > 1 and not self.is_whole
-            by_hand = bool(asked and At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START))
-            sides.append(by_hand or (is_list(manifest) and not self.is_whole))
+            by_hand = begins and len(steps) > 1 and At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START)
+            sides[side] = is_list(manifest) or bool(by_hand)
         return sides[0], sides[1]
 
     @cached_property
     def floors(self) -> list[NoiseFloor]:
         """Noise floor of each noise run, created once; `compare_rank` raises them as it reads steps."""
-        return [
-            NoiseFloor(
-                align(self.alignment.a, columns(noise.sites, self.rename)),
-                is_perturbed=perturbed_by(manifest) is not None,
-            )
-            for noise, manifest in self.noise
-        ]
+        runs = ((align(self.alignment.a, columns(run.sites, self.rename)), manifest) for run, manifest in self.noise)
+        return [NoiseFloor(sites, is_perturbed=perturbed_by(manifest) is not None) for sites, manifest in runs]
 
     @cached_property
     def causes(self) -> tuple[Mask, Mask] | None:
@@ -129,15 +126,12 @@ class Comparison(Sides):
             return None
         alignment = self.alignment
         random = alignment.are(Kind.RNG)
-        alone = alignment.are(*ACTIVATIONS) | alignment.evaluating
-        if self.match.is_port:
-            alone = np.ones(len(alignment), np.bool_)
+        alone = alignment.are(*ACTIVATIONS) | alignment.evaluating | self.match.is_port
         named = alignment.names
         held = _named_in(self.a.modules, self.rename or str), _named_in(self.b.modules, str)
         one, two = (with_ancestors(names | more) for names, more in zip(named, held, strict=True))
         missing = (named[0] | named[1]) - (one & two)
-        if missing:
-            alone |= among(alignment.fqn, missing)
+        alone |= among(alignment.fqn, missing)
         return random, alone & ~random
 
     # --- a run that goes on
@@ -183,23 +177,12 @@ class Comparison(Sides):
     @cached_property
     def draws_recorded(self) -> bool:
         """Whether both captures recorded draws within steps, and at the same moments, so that they can be compared."""
-        return (
-            all(map(draws_recorded, self.manifests))
-            and not draws_at_other_moments(self.alignment, *self.manifests).any()
-        )
+        return all(map(draws_recorded, self.manifests)) and self.draws_alike
 
     @cached_property
     def notices_all_draws(self) -> bool:
-        """Whether both captures recorded every draw from a default generator (`watched.notices_all_draws`)."""
-        return all(map(notices_all_draws, self.manifests))
-
-    def ran_unseen(self, phase: Phase) -> list[str]:
-        """Methods and modules that ran unobserved in `phase` of either run, each once, a's first: `Net.generate()`."""
-        return list(dict.fromkeys(name for run in self.manifests for name in ran_unseen(run, phase)))
-
-    def passes_over(self, step: int, step_b: int) -> bool:
-        """Whether a in its step `step`, or b in its step `step_b`, has an evaluation that was not recorded."""
-        return any(passes_over(run, at) for run, at in zip(self.manifests, (step, step_b), strict=True))
+        """Whether both captures recorded every draw from a default generator, so also left no module out."""
+        return all(map(draws_recorded, self.manifests)) and not self.leaves_modules_out
 
     @cached_property
     def recorded_after_steps(self) -> frozenset[str]:
@@ -208,17 +191,13 @@ class Comparison(Sides):
         return frozenset(self.alignment.fqn[site] for site in np.flatnonzero(after))
 
     @cached_property
-    def _tensors_of_owner(self) -> dict[str, set[str]]:
+    def tensors_of(self) -> dict[str, set[str]]:
         """By module, the FQNs of its own parameters and buffers that either run recorded."""
         by_owner: dict[str, set[str]] = {}
         for site in np.flatnonzero(self.alignment.are(*_TENSORS)):
             name = self.alignment.fqn[site]
             by_owner.setdefault(owner_of(name), set()).add(name)
         return by_owner
-
-    def tensors_in(self, fqn: str) -> set[str]:
-        """FQNs of a module's own parameters and buffers that either run recorded; empty for an unknown module."""
-        return self._tensors_of_owner.get(fqn, set())
 
     def of(self, kind: Kind, phases: frozenset[Phase], fqn: str | None = None) -> Ids:
         """Union numbers of the sites of `kind` whose phase is among `phases`.
@@ -293,30 +272,30 @@ class NoiseFloor:
         Args:
             table: the step of a and of the noise run.
         """
-        rel, union = table.relative(), table.differing_sites
-        start = table.alignment.are(Kind.PARAM, Phase.START, sites=union)
+        differ = table.of(table.differing)
+        rel, start = differ.relative(), differ.are(Kind.PARAM, Phase.START)
         # unless all that differs at the start is a rounding away, it is no run that begins beside a
-        self.is_perturbed &= bool((rel <= _MAX_BEGIN * table.of_layouts("unit")[0])[start].all())
+        self.is_perturbed &= bool((rel <= _MAX_BEGIN * differ.of_layouts("unit")[0])[start].all())
         finite = np.isfinite(rel)
-        np.maximum.at(self.floor, union[finite], np.maximum(rel[finite], np.finfo(np.float32).eps))
-        self.unmeasured[union[~finite]] = True
-        self.unmeasured[table.sites_a[table.only_a]] = True
+        np.maximum.at(self.floor, differ.site[finite], np.maximum(rel[finite], np.finfo(np.float32).eps))
+        self.unmeasured[differ.site[~finite]] = True
+        self.unmeasured[table.site[table.state == ONLY_A]] = True
 
-    def within(self, table: Table, rel: Floats) -> Mask:
-        """Mask of DIFFERENT rows that this noise explains.
+    def within(self, differ: Table, rel: Floats) -> Mask:
+        """Mask of rows that this noise explains.
 
         Those with a floor above 0 and a distance of at most `_FACTOR` times it (`_ROUNDING_FACTOR` if perturbed);
         and those of unknown distance whose site the noise run could not be measured at.
 
         Args:
-            table: a step of a and b.
-            rel: relative distance of each DIFFERENT row; NaN where unknown.
+            differ: those rows of a step of a and b that differ.
+            rel: relative distance of each; NaN where unknown.
         """
-        floor, factor = np.asarray(self.floor[table.differing_sites]), _FACTOR
+        floor, factor = np.asarray(self.floor[differ.site]), _FACTOR
         if self.is_perturbed:  # at least one rounding of a's dtype; of losses, gradients and states, that of a sum
             factor = _ROUNDING_FACTOR
-            roundings = np.where(of_kinds(table.kinds, _SUM_KINDS), _SUM_ROUNDINGS, 1.0)
-            floor = np.maximum(floor, roundings * table.of_layouts("unit")[0])
+            roundings = np.where(differ.are(*_SUM_KINDS), _SUM_ROUNDINGS, 1.0)
+            floor = np.maximum(floor, roundings * differ.of_layouts("unit")[0])
         with np.errstate(invalid="ignore"):
             small = (floor > 0) & (rel <= factor * floor)
-        return np.asarray(small | (self.unmeasured[table.differing_sites] & ~np.isfinite(rel)))
+        return np.asarray(small | (self.unmeasured[differ.site] & ~np.isfinite(rel)))

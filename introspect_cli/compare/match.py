@@ -44,7 +44,7 @@ from introspect_cli.compare.names import (
     renamer,
     with_ancestors,
 )
-from introspect_cli.compare.table import MODULE_VALUES, Columns, columns, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import MODULE_VALUES, Columns, columns, kind_code, phase_code
 from introspect_cli.compare.watched import is_list
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.reader import RankReader
@@ -222,9 +222,7 @@ class Side:
     @cached_property
     def named(self) -> Mask:
         """Mask of sites whose kind is in `NAMED`, outside of evaluation and recomputation."""
-        return of_kinds(self.sites.kind, NAMED) & ~np.isin(
-            self.sites.phase, [phase_code(phase) for phase in PROVES_NOTHING]
-        )
+        return self.sites.are(*NAMED) & ~np.isin(self.sites.phase, [phase_code(phase) for phase in PROVES_NOTHING])
 
     @cached_property
     def first(self) -> StepBatch:
@@ -245,7 +243,7 @@ class Side:
     @cached_property
     def tensors(self) -> set[str]:
         """Names of parameters and buffers."""
-        return {self.sites.fqn[site] for site in np.flatnonzero(of_kinds(self.sites.kind, TENSORS)).tolist()}
+        return {self.sites.fqn[site] for site in np.flatnonzero(self.sites.are(*TENSORS)).tolist()}
 
     def held(self, names: AbstractSet[str]) -> Held:
         """Distinctive values (`distinctive_rows`) of `names` in all of `steps`; names without one are left out.
@@ -260,7 +258,7 @@ class Side:
             batch = self.reader.read(step) if place else self.first
             rows = np.flatnonzero(wanted[batch.site] & distinctive_rows(batch))
             numbers = batch.site[rows]
-            tensor, records = of_kinds(sites.kind[numbers], TENSORS), Records(batch, rows, Layouts(self.reader.layouts))
+            tensor, records = sites.are(*TENSORS, sites=numbers), Records(batch, rows, Layouts(self.reader.layouts))
             form = np.stack([records.layout("numel"), *map(records.statistic, ("min", "max", "absmin"))], axis=1)
             columns = numbers, sites.kind[numbers], sites.phase[numbers], sites.call[numbers], batch.checksum[rows]
             for at, (number, *feature) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):

@@ -25,6 +25,7 @@ rounding, and `capture --perturb` measures it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,8 +63,7 @@ class Layouts:
         unit: float64, unit roundoff of the coarsest dtype; 0 for dtypes without rounding.
         dtype: int64, a number per dtype, the same in all `Layouts` of the process.
         stored: bool, whether the tensor is sparse, jagged or nested.
-        scalar: bool, whether it has no dimensions.
-        matrix: bool, whether it has several.
+        dims: int64, number of dimensions.
         coarse: whether any layout is of bfloat16; not an array.
         shape: int64, a number per shape, the same in all `Layouts` of the process.
     """
@@ -82,8 +82,7 @@ class Layouts:
         self.dtype = column(lambda layout: _NUMBERS.setdefault(layout.dtype, len(_NUMBERS)), np.int64)
         # of sparse and nested ones, statistics and sketch have the values, and not where they stand
         self.stored = column(lambda layout: layout.strides.startswith(("sparse", "jagged", "nested")), np.bool_)
-        self.scalar = column(lambda layout: not layout.shape, np.bool_)
-        self.matrix = column(lambda layout: len(layout.shape) > 1, np.bool_)
+        self.dims = column(lambda layout: len(layout.shape), np.int64)
         self.shape = column(lambda layout: _NUMBERS.setdefault(tuple(layout.shape), len(_NUMBERS)), np.int64)
         self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
 
@@ -251,11 +250,10 @@ def distance_of(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
 
 def plain_distance(one: str, two: str) -> tuple[float, float]:
     """(absolute difference, larger absolute value) of two texts that are numbers; NaN of others."""
-    try:
+    with suppress(ValueError):
         a, b = float(one), float(two)
-    except ValueError:
-        return np.nan, np.nan
-    return 0.0 if a == b else abs(a - b), max(abs(a), abs(b))
+        return 0.0 if a == b else abs(a - b), max(abs(a), abs(b))
+    return np.nan, np.nan
 
 
 def is_shapeless(summary: Summary) -> bool:
@@ -266,20 +264,15 @@ def is_shapeless(summary: Summary) -> bool:
 def shapes_differ(a: Summary, b: Summary) -> bool:
     """Whether two records cannot be of one tensor, by their shapes.
 
-    Values gathered from ranks need only have as many elements as the other; a value equal on all ranks may be a part of
-    the other.
+    Values gathered from ranks need only have as many elements as the other; a value equal on all ranks (ALIKE) may be
+    one of several parts of the other.
     """
     if a.layout.shape == b.layout.shape:
         return False
+    part, whole = sorted((a, b), key=lambda side: side.layout.numel)
     if Joined.GATHERED in (a.joined, b.joined):
-        return a.layout.numel != b.layout.numel
-    return not (_may_be_part(a, b) or _may_be_part(b, a))
-
-
-def _may_be_part(part: Summary, whole: Summary) -> bool:
-    """Whether a value that is equal on all ranks (ALIKE) may be one of n parts of another; n divides the ranks."""
-    times, rest = divmod(whole.layout.numel, max(part.layout.numel, 1))
-    return part.joined is Joined.ALIKE and rest == 0 < times and part.ranks % times == 0
+        return part.layout.numel != whole.layout.numel
+    return part.joined is not Joined.ALIKE or whole.layout.numel % max(part.layout.numel, 1) != 0
 
 
 # --- rounding, or more

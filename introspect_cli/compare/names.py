@@ -29,23 +29,13 @@ def owner_of(fqn: str) -> str:
 
 def ancestors(fqn: str) -> list[str]:
     """All prefixes of a name, innermost first: `a.b`, `a` for `a.b.c`."""
-    names = []
-    head = fqn.rpartition(".")[0]
-    while head:
-        names.append(head)
-        head = head.rpartition(".")[0]
-    return names
+    parts = fqn.split(".")
+    return [".".join(parts[:length]) for length in range(len(parts) - 1, 0, -1)]
 
 
 def with_ancestors(names: Iterable[str]) -> set[str]:
     """A new set of the names themselves and all their prefixes at dots; "" is left out."""
-    all_names = set(names)
-    level = all_names
-    while level:  # a level at once: of a million names that is twice as fast as name by name
-        level = {name.rpartition(".")[0] for name in level} - all_names
-        all_names |= level
-    all_names.discard("")
-    return all_names
+    return {head for name in names for head in (name, *ancestors(name)) if head}
 
 
 def generator_of(site: Site) -> str:
@@ -82,8 +72,7 @@ def parse_rename(text: str) -> tuple[str, str]:
         raise UsageError(f"--rename takes OLD=NEW, a regular expression and its replacement, not {text!r}.")
     old, new = parts[0].replace("\\=", "="), parts[1].replace("\\=", "=")
     try:
-        re.sub(re.compile(old), new, "")
-        re.compile(f"{old}|").sub(new, "")
+        re.compile(old).sub(new, "")
     except (re.error, IndexError) as error:
         raise UsageError(f"--rename {text!r} is not a regular expression with its replacement: {error}.") from None
     return old, new
@@ -105,12 +94,8 @@ def renamer(patterns: Sequence[tuple[str, str]], prefixes: Mapping[str, str]) ->
         name = strip_wrappers(fqn)
         for pattern, new in compiled:
             name = pattern.sub(new, name)
-        head = name
-        while head:
-            if head in prefixes:
-                return prefixes[head] + name[len(head) :]
-            head = head.rpartition(".")[0]
-        return name
+        head = next((head for head in (name, *ancestors(name)) if head in prefixes), "")
+        return prefixes[head] + name[len(head) :] if head else name
 
     return rename
 

@@ -192,7 +192,7 @@ class Structure:
             for site in half.sites[half.only].tolist():
                 if not saved[site] or fqn[site] in names:
                     only.setdefault(site, causes.step)
-        for union in causes.differing_sites.tolist():
+        for union in causes.site[causes.differing].tolist():
             self.random.setdefault(fqn[union], causes.step)
 
 
@@ -306,9 +306,9 @@ class Heat:
             place: index of the step among the compared ones.
             table: the step after all passes.
         """
-        far, alone = table.relative(), table.site[table.diverging & table.one_sided]
+        far, alone = table.relative(table.differing), table.site[table.diverging & table.one_sided]
         rel = np.where(np.isfinite(far), np.maximum(far, 1e-12), _UNMEASURED)
-        for unions, cells in ((table.differing_sites, rel), (alone, np.inf)):
+        for unions, cells in ((table.site[table.differing], rel), (alone, np.inf)):
             column = self.values[:, :, place // self.fold]
             np.maximum.at(column, (self.in_forward[unions], self.row_of[unions]), cells)
 
@@ -362,7 +362,7 @@ def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
     Records that count for nothing (ABSENT) are left out. Only cells that differ have a distance, if it is known.
     """
     table, cells = step.table, list[StripCell]()
-    far = dict(zip(table.differing.tolist(), table.relative().tolist(), strict=True))
+    far = dict(zip(table.differing.tolist(), table.relative(table.differing).tolist(), strict=True))
     for row in np.argsort(table.order, kind="stable").tolist():
         site, word, rel = table.named(row), _WORDS.get(int(table.state[row])), far.get(row, np.nan)
         if word and (_IN_STRIP.get(site.kind) is site.phase or (site == first and table.diverging[row])):

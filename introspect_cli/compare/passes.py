@@ -73,7 +73,7 @@ from introspect_cli.compare.result import Restored
 from introspect_cli.compare.resumed import holds_part, repeated_values, with_copied_starts
 from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
-from introspect_cli.compare.steps import are_of_one_dtype, gathered_agree
+from introspect_cli.compare.steps import are_of_one_dtype, gathered_agree, moments_agree
 from introspect_cli.compare.table import (
     ABSENT,
     CUT,
@@ -91,24 +91,21 @@ from introspect_cli.compare.table import (
     Learned,
     Table,
     among,
-    kind_code,
-    of_kinds,
     unseen,
 )
 from introspect_cli.compare.watched import STATE_KINDS, is_list, is_ordered, stopped_within
 from introspect_cli.compare.wholes import autocasts
 from introspect_cli.derived import ROUNDING
-from introspect_cli.records import Joined, Kind, Phase, Site, Status
+from introspect_cli.records import Joined, Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.result import DiffOptions
     from introspect_cli.compare.table import Columns, Half
     from introspect_cli.store.batch import StepBatch
-
-_PARTIAL, _VALUE = int(Status.PARTIAL), int(Status.VALUE)
 
 
 def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
@@ -142,9 +139,9 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
 
 def _in_order_of_b(table: Table) -> StepBatch:
     """Records of a, renumbered in the order of b's; those that b lacks come last, in a's order."""
-    place = np.full(len(table.alignment), np.iinfo(np.int64).max)
-    place[table.sites_b] = table.b.sequence
-    order = np.lexsort((table.a.sequence, place[table.sites_a]))
+    place, (half_a, half_b) = np.full(len(table.alignment), np.iinfo(np.int64).max), table.halves
+    place[half_b.sites] = table.b.sequence
+    order = np.lexsort((table.a.sequence, place[half_a.sites]))
     sequence = np.empty(len(order), np.uint32)
     sequence[order] = np.arange(len(order))
     return replace(table.a, sequence=sequence)
@@ -183,7 +180,7 @@ def table_of(
     both, counts = (row_a >= 0) & (row_b >= 0), compared[site]
     checksums, blanks, parts, plain = (  # 0 for a record that a run lacks
         [np.append(of, of.dtype.type(0))[rows] for of, rows in zip(map(column, batches), (row_a, row_b), strict=True)]
-        for column in (attrgetter("checksum"), unseen, _in_part, _is_plain)
+        for column in (attrgetter("checksum"), unseen, _in_part, lambda batch: batch.status == Status.VALUE)
     )
     differs = both & np.not_equal(*checksums)
     # a random state that nothing has drawn from yet is recorded as a text
@@ -192,31 +189,14 @@ def table_of(
     state = np.select([differs, both, row_a >= 0], [DIFFERENT, EQUAL, ONLY_A], ONLY_B)
     unknown = (blind & (counts | ~both)) | (differs & (unlike | ~counts)) | ~(both | counts)
     state[unknown] = np.where(both, NOT_SEEN, ABSENT)[unknown]
-    return Table(
-        alignment=alignment,
-        step=steps[0],
-        step_b=steps[1],
-        a=a,
-        b=b,
-        site=site,
-        row_a=row_a,
-        row_b=row_b,
-        state=state.astype(np.int8),
-        chosen=counts,
-        cause=np.zeros(len(site), np.bool_),
-        layouts=layouts,
-    )
-
-
-def _is_plain(batch: StepBatch) -> Mask:
-    """Mask of records that are no tensors."""
-    return np.asarray(batch.status == _VALUE)
+    cause, codes = np.zeros(len(site), np.bool_), state.astype(np.int8)
+    return Table(alignment, *steps, a, b, site, row_a, row_b, codes, counts, cause, layouts)
 
 
 def _in_part(batch: StepBatch) -> Mask:
     """Mask of records that were seen in part, such as an expanded tensor's memory; not those that ranks add up to."""
     joined = batch.how is not None and batch.how != Joined.AS_RECORDED
-    return np.asarray((batch.status == _PARTIAL) & np.logical_not(joined))
+    return np.asarray((batch.status == Status.PARTIAL) & np.logical_not(joined))
 
 
 # --- what one run could not have
@@ -245,13 +225,12 @@ def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> t
 
 def _without_cut(table: Table, comparison: Comparison) -> Table:
     """Mark rows of one run CUT that come after the last common record, if the other was stopped within this step."""
-    readers, both = (comparison.b, comparison.a), ~table.one_sided
-    for half, other, reader, step in zip(
-        table.halves, comparison.manifests[::-1], readers, (table.step_b, table.step), strict=True
-    ):
-        if stopped_within(other) and reader.last_step == step and len(half.batch):
+    ends = comparison.b.last_step == table.step_b, comparison.a.last_step == table.step
+    for half, other, is_last in zip(table.halves, comparison.manifests[::-1], ends, strict=True):
+        if is_last and stopped_within(other) and len(half.batch):
             sequence = np.asarray(half.batch.sequence, np.int64)[half.row]
-            table = table.marked((table.state == half.alone) & (sequence > sequence[both].max(initial=-1)), CUT)
+            late = sequence > sequence[~table.one_sided].max(initial=-1)
+            table = table.marked((table.state == half.alone) & late, CUT)
     return table
 
 
@@ -266,9 +245,9 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
     restored = [part for part in parts if part.state is Restored.YES]
     if not restored:
         return table
-    rows = np.flatnonzero(table.diverging & table.are(Kind.RNG, Kind.BATCH, Phase.START, Phase.DATA)).tolist()
-    held = [row for row in rows if any(holds_part(table.named(row), part) for part in restored)]
-    return table.marked(np.array(held, np.int64), ABSENT)
+    rows = np.flatnonzero(table.diverging & table.are(Kind.RNG, Kind.BATCH, Phase.START, Phase.DATA))
+    held = [any(holds_part(table.named(row), part) for part in restored) for row in rows.tolist()]
+    return table.marked(rows[np.array(held, np.bool_)], ABSENT)
 
 
 def _unobservable(alignment: Alignment, sites: Ids, other: Half) -> Mask:
@@ -283,7 +262,7 @@ def _unobservable(alignment: Alignment, sites: Ids, other: Half) -> Mask:
         sites: union numbers of the one-sided sites.
         other: the other run's records.
     """
-    blind, other_sites = other.batch.status == int(Status.NOT_OBSERVED), other.sites
+    blind, other_sites = other.batch.status == Status.NOT_OBSERVED, other.sites
     roots = [alignment.fqn[site].partition(".")[0] for site in sites.tolist()]
     ran = alignment.are(Kind.LOSS, sites=other_sites).any()  # else an optimizer steps once more
     silent = _roots_of(alignment, other_sites, Kind.GRAD) if ran else set()
@@ -316,17 +295,11 @@ def _without_evaluation(table: Table, comparison: Comparison) -> Table:
 
 def evaluates(table: Table) -> tuple[bool, bool]:
     """(whether a has, whether b has) a record of the phase `eval` in the step."""
-    a, b = (table.alignment.are(Phase.EVAL, sites=sites).any() for sites in (table.sites_a, table.sites_b))
-    return bool(a), bool(b)
+    a, b = (bool(table.alignment.are(Phase.EVAL, sites=half.sites).any()) for half in table.halves)
+    return a, b
 
 
 # --- what is let pass
-
-
-_COMPUTED = (
-    Kind.OUTPUT, Kind.OP_OUTPUT, Kind.LOSS, Kind.GRAD_OUTPUT, Kind.GRAD_INPUT, Kind.GRAD, Kind.PARAM,
-    Kind.OPTIMIZER_STATE,
-)  # fmt: skip
 
 
 def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
@@ -336,8 +309,9 @@ def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> t
     """
     if not comparison.is_whole or not len(table.differing):
         return table, learned
-    agree, learned = gathered_agree(table, relative_tolerance(table, learned, comparison), learned)
-    return table.marked(table.differing[agree & are_of_one_dtype(table)], WITHIN), learned
+    differ = table.of(table.differing)
+    agree, learned = gathered_agree(differ, relative_tolerance(table, learned, comparison), learned)
+    return table.marked(table.differing[agree & are_of_one_dtype(differ)], WITHIN), learned
 
 
 def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
@@ -350,24 +324,23 @@ def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> 
     if options.rtol_fine and _first_coarse(table) < np.inf:
         after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:
-        (one, two), (distance, scale) = table.both(), table.distances()
-        alike = are_of_one_dtype(table) if comparison.is_whole else True
-        near = alike & _within_tolerance(table, learned, comparison, distance, scale)
+        differ, rtol = table.of(table.differing), relative_tolerance(table, learned, comparison)
+        (one, two), (distance, scale) = differ.both(), differ.distances()
+        alike = are_of_one_dtype(differ) if comparison.is_whole else True
+        near = alike & _within_tolerance(differ, options, rtol, distance, scale)
         # of a lean step, the distance is known to be no less than something
         lean = (one.lacks_sketch | two.lacks_sketch) & (one.layout("shape") == two.layout("shape"))
         if one.batch.sketch is not None and two.batch.sketch is not None and lean.any():
-            lean &= alike & ~near & _within_tolerance(table, learned, comparison, least_distances(one, two), scale)
+            lean &= alike & ~near & _within_tolerance(differ, options, rtol, least_distances(one, two), scale)
             table = table.marked(table.differing[lean], NOT_SEEN)
             near = near[~lean]
         table = table.marked(table.differing[near], WITHIN)
     if len(table.differing) and comparison.floors:
-        rel = table.relative()
-        passes = [floor.within(table, rel) for floor in comparison.floors]
+        differ = table.of(table.differing)
+        rel = differ.relative()
+        passes = [floor.within(differ, rel) for floor in comparison.floors]
         table = table.marked(table.differing[np.logical_or.reduce(passes)], WITHIN)
     return table, after
-
-
-_FORM = ("min", "max", "absmin", "mean", "amean")
 
 
 def accept_form(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
@@ -376,17 +349,15 @@ def accept_form(table: Table, learned: Learned, comparison: Comparison) -> tuple
     That is what has another shape, and tensors of several dimensions, which may be transposed: WITHIN where extrema and
     means agree within rtol. Gradients are WITHIN ten times rtol, as they gather the rounding of a whole backward pass.
     """
-    rows = table.differing
-    if not comparison.match.is_port or not len(rows):
+    if not comparison.match.is_port or not len(table.differing):
         return table, learned
-    numel, shapes, tensor = *map(table.of_layouts, ("numel", "shape")), of_kinds(table.kinds, (*STATE_KINDS, Kind.GRAD))
-    may = (numel[0] == numel[1]) & ((shapes[0] != shapes[1]) | (tensor & table.of_layouts("matrix")[0]))
-    gradient = table.kinds == kind_code(Kind.GRAD)
-    values = np.array([table.statistic(name, rows) for name in _FORM])
-    bound = np.where(gradient, 10.0, 1.0) * comparison.options.rtol * np.abs(values[:2]).max(axis=(0, 1))
-    with np.errstate(invalid="ignore"):
-        near = may & (np.abs(values[:, 0] - values[:, 1]) <= bound).all(axis=0)
-    return table.marked(rows[near], WITHIN), learned
+    differ = table.of(table.differing)
+    numel, shapes = map(differ.of_layouts, ("numel", "shape"))
+    transposed = differ.are(*STATE_KINDS, Kind.GRAD) & (differ.of_layouts("dims")[0] > 1)
+    may = np.equal(*numel) & (np.not_equal(*shapes) | transposed)
+    known = np.isfinite(differ.statistic("mean")).all(axis=0)
+    rtol = np.where(differ.are(Kind.GRAD), 10.0, 1.0) * comparison.options.rtol
+    return table.marked(table.differing[may & known & moments_agree(differ, rtol, 1.0)], WITHIN), learned
 
 
 def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Floats:
@@ -406,30 +377,30 @@ def _first_coarse(table: Table) -> float:
 
     Infinity for none.
     """
-    both = np.flatnonzero(~table.one_sided & table.are(*_COMPUTED))
+    both = np.flatnonzero(~(table.one_sided | table.are(Kind.INPUT, Kind.BATCH, Kind.BUFFER)))
     coarse = np.fmin(*table.of_layouts("unit", both)) >= ROUNDING["float16"]
     return float(table.order[both[coarse]].min(initial=np.inf))
 
 
-def _within_tolerance(table: Table, learned: Learned, comparison: Comparison, distance: Floats, scale: Floats) -> Mask:
-    """Mask of DIFFERENT rows within rtol and atol: floats by root-mean-square, plain numbers by value.
+def _within_tolerance(differ: Table, options: DiffOptions, rtol: Floats, distance: Floats, scale: Floats) -> Mask:
+    """Mask of rows within rtol and atol: floats by root-mean-square, plain numbers by value.
 
     False for random states, dtypes without rounding, unequal counts of NaNs or infinities, and unknown distances.
 
     Args:
-        table: a step.
-        learned: by the steps before.
-        comparison: of the rank.
-        distance: that of each DIFFERENT row, or what it is at least.
+        differ: those rows of a step that differ.
+        options: what counts.
+        rtol: relative tolerance of each row.
+        distance: that of each row, or what it is at least.
         scale: the larger of the two norms of each.
     """
-    options, (one, two) = comparison.options, table.both()
+    one, two = differ.both()
     root = np.sqrt(np.maximum(one.layout("numel"), 1.0))
     with np.errstate(invalid="ignore"):
-        passes = distance / root <= options.atol + relative_tolerance(table, learned, comparison) * scale / root
+        passes = distance / root <= options.atol + rtol * scale / root
     passes &= one.layout("floating") & two.layout("floating") & same_nonfinite(one, two)
-    passes &= table.kinds != kind_code(Kind.RNG)
-    plain = [of_run.column("status") == _VALUE for of_run in (one, two)]
+    passes &= ~differ.are(Kind.RNG)
+    plain = [of_run.column("status") == Status.VALUE for of_run in (one, two)]
     passes &= ~(plain[0] | plain[1])
     both = np.flatnonzero(plain[0] & plain[1])
     texts = zip(*([of.batch.text[row] for row in of.rows[both].tolist()] for of in (one, two)), strict=True)
@@ -469,50 +440,50 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
         known[fqn] = min(table.step, begun), partly and was
     learned = learned._replace(unsettled=known)
     since = {fqn: step for fqn, (step, _) in known.items() if step <= table.step}
-    rows, alignment = table.differing, table.alignment
-    if not since or not len(rows):
+    if not since or not len(table.differing):
         return table, learned
-    fqns = [alignment.fqn[site] for site in table.site[rows].tolist()]
-    param, given, output = (of_kinds(table.kinds, [kind]) for kind in (Kind.PARAM, Kind.INPUT, Kind.OUTPUT))
-    held = param & among(fqns, since) & _within_updates(table, comparison, fqns, since)
-    held |= of_kinds(table.kinds, _PARAMETER_KINDS) & among(fqns, {fqn for fqn in since if not known[fqn][1]})
+    differ, alignment = table.of(table.differing), table.alignment
+    fqns = [alignment.fqn[site] for site in differ.site.tolist()]
+    given, output = differ.are(Kind.INPUT), differ.are(Kind.OUTPUT)
+    held = differ.are(Kind.PARAM) & among(fqns, since) & _within_updates(differ, comparison, fqns, since)
+    held |= differ.are(*_PARAMETER_KINDS) & among(fqns, {fqn for fqn in since if not known[fqn][1]})
     # what a step before left of the parameter shows in what its module returns, where it was given the same
     moved = {owner_of(fqn) for fqn, step in since.items() if step < table.step}
     returned = output & among(fqns, moved - {fqns[place] for place in np.flatnonzero(given).tolist()})
-    values = [of_run.column("checksum") for of_run in table.both()]
+    values = [of_run.column("checksum") for of_run in differ.both()]
     same = [np.isin(of_run, of_run[returned & (of_run != 0)]) for of_run in values]
     # running means take what is moved; another momentum or mode would show in the variance
     settled = {alignment.fqn[site] for site in table.site[table.agreeing].tolist()}
     means = [fqn.endswith(_MEAN) and fqn.removesuffix(_MEAN) + _VARIANCE in settled for fqn in fqns]
     let_pass = learned.let_pass.union(fqns[place] for place in np.flatnonzero(held).tolist())
     passes = held | returned | ((given | output) & same[0] & same[1]) | np.array(means, np.bool_)
-    return table.marked(rows[passes], WITHIN), learned._replace(let_pass=let_pass)
+    return table.marked(table.differing[passes], WITHIN), learned._replace(let_pass=let_pass)
 
 
 _PARAMETER_KINDS = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
 
 
-def _within_updates(table: Table, comparison: Comparison, fqns: list[str], since: Mapping[str, int]) -> Mask:
-    """Mask of DIFFERENT rows as far apart as optimizers can move them: twice the learning rate, per step and element.
+def _within_updates(differ: Table, comparison: Comparison, fqns: list[str], since: Mapping[str, int]) -> Mask:
+    """Mask of rows as far apart as optimizers can move them: twice the learning rate, per step and element.
 
     It is the largest of either run, in its first settings or in this step. False where the distance is unknown.
 
     Args:
-        table: the step.
+        differ: those rows of a step that differ.
         comparison: the rank of both runs.
         fqns: name of each row.
         since: by name, the first step in which its gradient was rounding; steps are counted from it.
     """
-    runs = (comparison.tensors.a, comparison.tensors.b)
-    rates = [rate for run in runs for rate in learning_rates(run.settings_of(comparison.rank).get(OPTIMIZERS))]
-    for site in np.flatnonzero(table.alignment.are(Kind.HYPERPARAMETER)).tolist():
-        if table.alignment.path[site].endswith("['lr']"):
+    settings = (run.settings_of(comparison.rank).get(OPTIMIZERS) for run in comparison.runs)
+    rates = [rate for document in settings for rate in learning_rates(document)]
+    for site in np.flatnonzero(differ.alignment.are(Kind.HYPERPARAMETER)).tolist():
+        if differ.alignment.path[site].endswith("['lr']"):
             with suppress(ValueError):  # of what a run says, which anyone may have written
-                rates += [float(table.plain(site, side) or 0.0) for side in "ab"]
-    steps = np.array([table.step - since.get(fqn, table.step) + 1 for fqn in fqns])
+                rates += [float(differ.plain(site, side) or 0.0) for side in "ab"]
+    steps = np.array([differ.step - since.get(fqn, differ.step) + 1 for fqn in fqns])
     with np.errstate(invalid="ignore"):
-        far = 2 * max(rates, default=0.0) * steps * np.sqrt(table.of_layouts("numel")[0])
-        return np.asarray(table.distances()[0] <= far)
+        far = 2 * max(rates, default=0.0) * steps * np.sqrt(differ.of_layouts("numel")[0])
+        return np.asarray(differ.distances()[0] <= far)
 
 
 def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]:
@@ -533,10 +504,10 @@ def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]
     largest: dict[str, float] = defaultdict(float)
     for name, size in zip(names, np.fmax(*sizes).tolist(), strict=True):
         largest[owner_of(name)] = max(largest[owner_of(name)], size)
-    coarse = np.array([[_HALF_UNIT * autocasts(run)] for run in (comparison.tensors.a, comparison.tensors.b)])
+    coarse = np.array([[_HALF_UNIT * autocasts(run)] for run in comparison.runs])
     bound = np.maximum(_MAX_ROUNDINGS * np.fmax(*table.of_layouts("unit", rows)), coarse)
     bound = bound * np.array([largest[owner_of(name)] for name in names])
-    bias = few & ~sides[0].layout("matrix") & (table.state[rows] != DIFFERENT)
+    bias = few & (sides[0].layout("dims") <= 1) & (table.state[rows] != DIFFERENT)
     with np.errstate(invalid="ignore"):
         whole = (sizes <= bound).all(axis=0) & (table.relative(rows) > _UNRELATED)
         partly = bias & (table.statistic("absmin", rows) <= bound).all(axis=0)
@@ -567,7 +538,7 @@ def drop_unused(table: Table, learned: Learned, comparison: Comparison) -> tuple
     """
     if comparison.options.strict or not table.diverging.any():
         return table, learned
-    for edge in (_unused_sparse, _unused_backward, _unused_inputs, _unused_batches):
+    for edge in (_unused_forms, _unused_backward, _unused_batches):
         rows = edge(table, comparison)
         table = table.marked(rows[~table.one_sided[rows]], UNUSED).marked(rows[table.one_sided[rows]], ABSENT)
     return table, learned
@@ -582,29 +553,26 @@ def _agree(table: Table, rows: Ids | Mask) -> bool:
 # --- what rests on what
 
 
-def _fed_alike(table: Table, rows: Ids, rests: Ids, agree: Mask, key: Callable[[Site], object]) -> Ids:
-    """Those of `rows` on which some of `rests` rest, and all that do agree.
+def _unused_forms(table: Table, _comparison: Comparison) -> Ids:
+    """Rows of values in another form whose outputs agree: shape, floats or others, sparse or not.
 
-    Args:
-        table: the step.
-        rows: rows of the table.
-        rests: rows that may rest on them.
-        agree: mask of the rows of the table that agree.
-        key: of a site, what such rows have in common.
+    Those of inputs are the outputs of their call, which may differ by rounding; those of gradients that optimizers take
+    are what these leave of the parameter. Some have to be in both runs.
     """
+    computed = table.are(Kind.OUTPUT) & ~table.one_sided
+    rests = np.flatnonzero(computed | table.are(Kind.PARAM, Kind.OPTIMIZER_STATE, Phase.OPTIMIZER))
+    agree, differ = np.isin(table.state, _AGREEING), np.flatnonzero(computed & (table.state == DIFFERENT))
+    one, two = table.of_layouts("unit", differ)
+    agree[differ] = (one == two) & (table.relative(differ) <= LEAST_BOUND * one)
+    fed = table.are(Kind.INPUT) | table.are(Kind.GRAD, Phase.OPTIMIZER)
+    rows = np.flatnonzero(fed & (table.state == DIFFERENT))
+    forms = [np.not_equal(*table.of_layouts(name, rows)) for name in ("shape", "floating", "stored")]
+    rows, call = rows[np.logical_or.reduce(forms)], attrgetter("phase", "fqn", "call")
     resting = defaultdict[object, list[bool]](list)
     for row in rests.tolist() if len(rows) else ():
-        resting[key(table.named(row))].append(bool(agree[row]))
-    each = [resting[key(table.named(row))] for row in rows.tolist()]
+        resting[call(table.named(row))].append(bool(agree[row]))
+    each = [resting[call(table.named(row))] for row in rows.tolist()]
     return rows[np.array([bool(states) and all(states) for states in each], np.bool_)]
-
-
-def _unused_sparse(table: Table, _comparison: Comparison) -> Ids:
-    """Rows of gradients that are sparse in one run alone, and whose parameter and its state agree after the step."""
-    rows = np.flatnonzero(table.are(Kind.GRAD, Phase.OPTIMIZER) & (table.state == DIFFERENT))
-    rows = rows[np.not_equal(*table.of_layouts("stored", rows))]
-    left = np.flatnonzero(table.are(Kind.PARAM, Kind.OPTIMIZER_STATE, Phase.OPTIMIZER))
-    return _fed_alike(table, rows, left, np.isin(table.state, _AGREEING), attrgetter("fqn"))
 
 
 def _unused_backward(table: Table, comparison: Comparison) -> Ids:
@@ -652,20 +620,6 @@ def _is_multiple(table: Table, rows: Ids, close: float) -> bool:
         return bool(0 < factor != 1 and np.allclose(two, one * factor, rtol=close, atol=0, equal_nan=True))
 
 
-def _unused_inputs(table: Table, _comparison: Comparison) -> Ids:
-    """Rows of inputs that differ in shape or between floats and others, if all outputs of their call agree.
-
-    Outputs that differ by rounding count as agreeing too. Not where no output of the call is in both runs.
-    """
-    rows = np.flatnonzero(table.are(Kind.INPUT) & (table.state == DIFFERENT))
-    form = np.not_equal(*table.of_layouts("shape", rows)) | np.not_equal(*table.of_layouts("floating", rows))
-    outputs = np.flatnonzero(table.are(Kind.OUTPUT) & ~table.one_sided)
-    agree, differ = np.isin(table.state, _AGREEING), outputs[table.state[outputs] == DIFFERENT]
-    one, two = table.of_layouts("unit", differ)
-    agree[differ] = (one == two) & (table.relative(differ) <= LEAST_BOUND * one)
-    return _fed_alike(table, rows[form], outputs, agree, attrgetter("phase", "fqn", "call"))
-
-
 def _unused_batches(table: Table, _comparison: Comparison) -> Ids:
     """Rows of diverging batches, if all inputs of root modules agree and so do the losses; else none.
 
@@ -702,7 +656,7 @@ def unused_note(table: Table, rows: Mask) -> str:
 
 _MOST_CALLS = 2000
 
-Given = dict[int, tuple[tuple[str, int], ...]]
+Given = dict[int, frozenset[tuple[str, int]]]
 """By call, the paths and checksums of what goes in, or of what comes out."""
 
 
@@ -710,7 +664,7 @@ def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, Ste
     """Records of a and b, with calls of modules renumbered in the run that makes more of them.
 
     Calls with equal inputs get one number, in order; by outputs where either run recorded no inputs. Modules called
-    equally often stay as they are, and so do those of which no more equal calls would be paired than are by number.
+    equally often stay as they are, and so do those called more than `_MOST_CALLS` times.
 
     Args:
         columns: sites of a and of b.
@@ -722,8 +676,8 @@ def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, Ste
             break
     numbers: tuple[dict[tuple[str, int], int], ...] = {}, {}
     for fqn in a.keys() & b.keys():
-        if len(a[fqn]) != len(b[fqn]):
-            shorter, longer = sorted((a[fqn], b[fqn]), key=len)
+        shorter, longer = sorted((a[fqn], b[fqn]), key=len)
+        if len(shorter) < len(longer) <= _MOST_CALLS:
             new = _new_numbers(longer, shorter)
             numbers[longer is b[fqn]].update({(fqn, call): number for call, number in new.items()})
     one, two = (_renumbered(*side) for side in zip(columns, batches, numbers, strict=True))
@@ -731,33 +685,26 @@ def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, Ste
 
 
 def _values_by_call(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given]:
-    """By module and call in the forward pass, the (path, checksum) of its values of `kind`, sorted by path.
+    """By module and call in the forward pass, the (path, checksum) of its values of `kind`.
 
     `kind` is INPUT or OUTPUT.
     """
-    sites = np.asarray(batch.site, np.int64)
-    rows = np.flatnonzero(columns.are(kind, Phase.FORWARD, sites=sites))
-    found: dict[str, dict[int, list[tuple[str, int]]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows.tolist():
-        site = int(sites[row])
-        found[columns.fqn[site]][int(columns.call[site])].append((columns.path[site], int(batch.checksum[row])))
-    return {fqn: {call: tuple(sorted(of[call])) for call in sorted(of)} for fqn, of in found.items()}
+    found: dict[str, dict[int, set[tuple[str, int]]]] = defaultdict(lambda: defaultdict(set))
+    rows = np.flatnonzero(columns.are(kind, Phase.FORWARD, sites=batch.site))
+    for site, checksum in zip(batch.site[rows].tolist(), batch.checksum[rows].tolist(), strict=True):
+        found[columns.fqn[site]][int(columns.call[site])].add((columns.path[site], checksum))
+    return {fqn: {call: frozenset(of[call]) for call in sorted(of)} for fqn, of in found.items()}
 
 
 def _new_numbers(longer: Given, shorter: Given) -> dict[int, int]:
     """The new number of each call of the longer run, by its old one.
 
     Equal calls, paired in order, take the number that the shorter run has; the others take those numbers of the longer
-    run that are left, in order. {} where that pairs no more equal calls than the numbers of today do, or for more than
-    `_MOST_CALLS` calls.
+    run that are left, in order.
     """
-    if len(longer) > _MOST_CALLS:
-        return {}
     one, two = list(longer), list(shorter)
     matcher = SequenceMatcher(None, list(longer.values()), list(shorter.values()), autojunk=False)
     pairs = {one[i + k]: two[j + k] for i, j, size in matcher.get_matching_blocks() for k in range(size)}
-    if len(pairs) <= sum(longer[call] == shorter[call] for call in longer.keys() & shorter.keys()):
-        return {}
     rest = iter(sorted(longer.keys() - set(pairs.values())))
     return {call: pairs[call] if call in pairs else next(rest) for call in one}
 
@@ -772,14 +719,11 @@ def _renumbered(columns: Columns, batch: StepBatch, numbers: Mapping[tuple[str, 
         batch: its records of the step.
         numbers: (module, number of a call) to its new number.
     """
-    if not numbers:
-        return batch
-    of_modules = columns.are(*MODULE_KINDS, Phase.FORWARD, Phase.BACKWARD)
-    places = list(zip(columns.phase, columns.kind, columns.fqn, columns.call, columns.path, strict=True))
-    at, new = {place: site for site, place in enumerate(places)}, np.arange(len(columns))
-    for site in np.flatnonzero(of_modules).tolist():
-        phase, kind, fqn, call, path = places[site]
-        new[site] = at.get((phase, kind, fqn, numbers.get((fqn, int(call)), call), path), -1)
+    names, new = {fqn for fqn, _ in numbers}, np.arange(len(columns))
+    moved = columns.are(*MODULE_KINDS, Phase.FORWARD, Phase.BACKWARD) & among(columns.fqn, names)
+    of_site = {columns.site(number): number for number in np.flatnonzero(moved).tolist()}
+    for site, number in of_site.items():
+        new[number] = of_site.get(replace(site, call=numbers.get((site.fqn, site.call), site.call)), -1)
     sites = new[batch.site]
     return batch if (sites < 0).any() else replace(batch, site=sites.astype(batch.site.dtype))
 

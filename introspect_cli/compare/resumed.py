@@ -281,7 +281,7 @@ def _read_more(sides: Sides, late: str) -> list[str]:
     Of other files of tensors, read at any time, those of one digest, or of one name where there is no digest.
     """
     read = []
-    for run, reader, files in zip((sides.tensors.a, sides.tensors.b), (sides.a, sides.b), sides.files, strict=True):
+    for run, reader, files in zip(sides.runs, (sides.a, sides.b), sides.files, strict=True):
         noted = run.settings_of(reader.rank).document(DOCUMENT).get("read")
         read.append({**files, **({str(name): str(name) for name in noted} if isinstance(noted, list) else {})})
     mine, theirs = read["ab".index(late)], read["ba".index(late)]

@@ -42,6 +42,7 @@ from introspect_cli.compare.table import (
     Table,
     plain_of,
 )
+from introspect_cli.compare.watched import passes_over, ran_unseen
 from introspect_cli.records import SETTING_KINDS, Joined, Kind, ModuleInfo, Phase, Site, Status, Summary
 
 if TYPE_CHECKING:
@@ -316,8 +317,8 @@ def tensors_held(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
             tied = {name: target for name, target in module.tied.items() if _has_kind(step, target, kind)}
             held = module.parameters if kind is Kind.PARAM else module.buffers
             names |= {tied.get(name, f"{owner}.{name}") for name in held} | {*tied.values()}
-    names |= {name for owner in owners for name in step.comparison.tensors_in(owner) if _has_kind(step, name, kind)}
-    return names
+    recorded = (name for owner in owners for name in step.comparison.tensors_of.get(owner, ()))
+    return names | {name for name in recorded if _has_kind(step, name, kind)}
 
 
 def _has_kind(step: Step, fqn: str, kind: Kind) -> bool:
@@ -478,8 +479,8 @@ def loading(step: Step, place: Place) -> list[Evidence]:
 
 def passed_over(step: Step, _place: Place) -> list[Evidence]:
     """Edge: PASSED_OVER as UNSEEN where either run did not record an evaluation in the step; nothing otherwise."""
-    passed = step.comparison.passes_over(step.number, step.table.step_b)
-    return [Evidence(Thing.PASSED_OVER, Known.UNSEEN)] if passed else []
+    runs = zip(step.comparison.manifests, (step.number, step.table.step_b), strict=True)
+    return [Evidence(Thing.PASSED_OVER, Known.UNSEEN)] if any(passes_over(*run) for run in runs) else []
 
 
 def inputs(step: Step, place: Place) -> list[Evidence]:
@@ -543,7 +544,8 @@ def unseen(step: Step, place: Place) -> list[Evidence]:
 
     Else nothing.
     """
-    names = step.comparison.ran_unseen(place.site.phase if place.site.phase is Phase.EVAL else Phase.FORWARD)
+    phase = Phase.EVAL if place.site.phase is Phase.EVAL else Phase.FORWARD
+    names = ran_unseen(step.comparison.manifests, phase)
     return [Evidence(Thing.RAN_UNSEEN, Known.UNSEEN, of=some(names))] if names else []
 
 
@@ -702,8 +704,9 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
                 times = proportion(table.a.sketch[rows[0]], table.b.sketch[rows[1]])
             if times is not None:
                 rel = abs(times - 1) / max(1.0, abs(times))  # what follows from the factor is no estimate
-        stored = comparison.tensors.both(a.checksum, b.checksum, a.layout.shape)
-        if stored is not None:
+        whole = (run.tensor(of.checksum) for run, of in zip(comparison.runs, (a, b), strict=True) if of.checksum)
+        stored = [tensor for tensor in whole if tensor is not None and tensor.shape == a.layout.shape]
+        if len(stored) == 2:
             from introspect_cli.compare.elements import elements  # few runs store whole tensors
 
             rel, exact, differing = distance_of(*stored), True, elements(*stored)

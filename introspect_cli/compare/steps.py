@@ -21,8 +21,6 @@ from introspect_cli.compare.table import (
     FLOWING_BACK,
     MODULE_VALUES,
     columns,
-    kind_code,
-    of_kinds,
     unwrapped,
 )
 from introspect_cli.compare.watched import is_list
@@ -36,10 +34,11 @@ if TYPE_CHECKING:
     from introspect_cli.compare.measure import Floats, Records
     from introspect_cli.compare.names import Rename
     from introspect_cli.compare.result import DiffOptions
-    from introspect_cli.compare.table import Columns, Learned, Table, Tensors
+    from introspect_cli.compare.table import Columns, Learned, Table
     from introspect_cli.compare.wholes import Splits
     from introspect_cli.store.log import StepEntry
     from introspect_cli.store.reader import Reader
+    from introspect_cli.store.run import Run
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,7 +48,7 @@ class Sides:
     Attributes:
         options: what counts.
         offset: step k of b is compared with step k + offset of a.
-        tensors: whole tensors, where they are stored.
+        runs: a and b, whole.
         noise: readers of the noise runs' ranks, each with its run's manifest.
         match: which name of a is which of b.
         splits: how both are split up, where ranks or calls are put together.
@@ -63,13 +62,13 @@ class Sides:
     options: DiffOptions
     offset: int = 0
     manifests: tuple[dict[str, Any], dict[str, Any]]
-    tensors: Tensors
+    runs: tuple[Run, Run]
     noise: tuple[tuple[Reader, dict[str, Any]], ...] = ()
     match: Correspondence
     splits: Splits | None = None
     files: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
     ends: tuple[int | None, int | None] = (None, None)
-    _layouts: list[tuple[Layouts, Layouts]] = field(default_factory=list, init=False)
+    _layouts: dict[tuple[int, int], tuple[Layouts, Layouts]] = field(default_factory=dict, init=False)
 
     @property
     def rename(self) -> Rename | None:
@@ -89,11 +88,10 @@ class Sides:
         Built again where reading a step of combined ranks has added layouts.
         """
         one, two = self.a.layouts, self.b.layouts
-        last = self._layouts[-1] if self._layouts else None
-        if last is None or len(last[0].numel) < len(one) or len(last[1].numel) < len(two):
-            last = Layouts(one), Layouts(two)
-            self._layouts[:] = [last]
-        return last
+        known = len(one), len(two)
+        if known not in self._layouts:
+            self._layouts[known] = Layouts(one), Layouts(two)
+        return self._layouts[known]
 
 
 @dataclass(frozen=True)
@@ -185,11 +183,8 @@ def _count_wanted(steps: Sequence[int], asked: object, offset: int) -> int:
 
 def differing(paired: Paired) -> list[int]:
     """Indices of the common steps whose digests are unequal, in order; only the index is read."""
-    one, two = (
-        np.ascontiguousarray(reader.entries["digest"][rows]).view(np.uint64).reshape(-1, 2)
-        for reader, rows in ((paired.a, paired.rows_a), (paired.b, paired.rows_b))
-    )
-    return [int(place) for place in np.flatnonzero((one != two).any(axis=1))]
+    one, two = paired.a.entries["digest"][paired.rows_a], paired.b.entries["digest"][paired.rows_b]
+    return [int(place) for place in np.flatnonzero(one != two)]
 
 
 _MOMENTS = ("min", "max", "absmin", "mean", "amean", "var")
@@ -198,99 +193,86 @@ _WHOLE_NUMBER = 1e-3
 
 
 def gathered_agree(table: Table, rtol: Floats, learned: Learned) -> tuple[Mask, Learned]:
-    """(mask of the DIFFERENT rows that agree, `learned` with the factors that the step shows).
+    """(mask of the rows that agree, `learned` with the factors that the step shows).
 
     A row agrees by its sum over ranks, by extrema, means and variances, or as an output that the script scales.
 
     Args:
-        table: the step.
-        rtol: relative tolerance of each DIFFERENT row.
+        table: those rows of a step that differ, as in all functions below.
+        rtol: relative tolerance of each row.
         learned: its factor of gradients is used, and is never changed once known. Returned unchanged where either
             run has no means, else as a copy with that factor, and with `units` of this step too.
     """
-    scalar = np.logical_and(*table.of_layouts("scalar"))
     if "mean" not in table.a.floats or "mean" not in table.b.floats:
         return _sums_agree(table, rtol, learned.backward_ratio or 1.0), learned
-    by_moments, back = _compared_by_moments(table, scalar), of_kinds(table.kinds, FLOWING_BACK)
-    rows = np.flatnonzero(back & by_moments & ~scalar)  # a loss's gradient is what the script makes it
-    ratio = learned.backward_ratio or _whole_ratio(table, rows)
+    by_moments, scalar = _compared_by_moments(table), np.maximum(*table.of_layouts("dims")) == 0
+    # a loss's gradient is what the script makes it
+    ratio = learned.backward_ratio or _whole_ratio(table.of(table.are(*FLOWING_BACK) & by_moments & ~scalar))
     scaled, units = _scaled_outputs(table, rtol, scalar)
-    learned = learned._replace(backward_ratio=ratio, units={**learned.units, **units})
     agree = _sums_agree(table, rtol, ratio or 1.0)
     agree[scaled] = True
-    rows = np.flatnonzero(by_moments)
-    agree[rows] |= _moments_agree(table, rows, rtol[rows], scalar[rows], ratio or 1.0)
-    return agree, learned
+    agree[by_moments] |= moments_agree(table.of(by_moments), rtol[by_moments], ratio or 1.0)
+    return agree, learned._replace(backward_ratio=ratio, units={**learned.units, **units})
 
 
 def are_of_one_dtype(table: Table) -> Mask:
-    """Mask of DIFFERENT rows; False for module values (inputs, outputs, their gradients) of two dtypes."""
-    one, two = table.of_layouts("dtype")
-    return np.asarray((one == two) | ~of_kinds(table.kinds, MODULE_VALUES))
+    """Mask of rows; False for module values (inputs, outputs, their gradients) of two dtypes."""
+    return np.asarray(np.equal(*table.of_layouts("dtype")) | ~table.are(*MODULE_VALUES))
 
 
-def _compared_by_moments(table: Table, scalar: Mask) -> Mask:
-    """Mask of DIFFERENT rows to compare by extrema and means.
+def _compared_by_moments(table: Table) -> Mask:
+    """Mask of rows to compare by extrema and means.
 
     Any of: gathered in either run; equal on all ranks, with a size that divides the other run's or is divided by it;
     single numbers equal on all ranks.
-
-    Args:
-        table: the step.
-        scalar: bool for each DIFFERENT row, whether it has no dimensions in either run.
     """
     one, two = table.of_layouts("numel")
     whole = np.fmax(one, two) % np.fmax(np.fmin(one, two), 1.0) == 0
-    alike = (whole & (one != two)) | _single_numbers(table, scalar)
-    return np.asarray(_joined_rows(table, Joined.GATHERED) | (_joined_rows(table, Joined.ALIKE) & alike))
+    alike = (whole & (one != two)) | _single_numbers(table)
+    return np.asarray(_are_joined(table, Joined.GATHERED) | (_are_joined(table, Joined.ALIKE) & alike))
 
 
-def _moments_agree(table: Table, rows: Ids, rtol: Floats, scalar: Mask, ratio: float) -> Mask:
-    """Mask of `rows` that agree: extrema, means and variances; of single numbers, the mean or the sum over calls.
+def moments_agree(table: Table, rtol: Floats, ratio: float) -> Mask:
+    """Mask of rows that agree: extrema, means and variances; of single numbers, the mean or the sum over calls.
 
     Args:
-        table: the step.
-        rows: some of the DIFFERENT rows, as indices among these.
-        rtol: relative tolerance of each of `rows`.
-        scalar: whether each of `rows` has no dimensions.
+        table: the rows.
+        rtol: relative tolerance of each.
         ratio: how many times larger than a's the gradients of b are.
     """
-    single, at = _single_numbers(table, scalar, rows), table.differing[rows]
-    factor = np.where(of_kinds(table.kinds[rows], FLOWING_BACK), 1 / ratio, 1.0)
-    one, two = np.stack([table.statistic(name, at) for name in _MOMENTS], axis=1)
+    factor = np.where(table.are(*FLOWING_BACK), 1 / ratio, 1.0)
+    one, two = np.stack([table.statistic(name) for name in _MOMENTS], axis=1)
     one[-1], two[-1] = np.sqrt(one[-1]), np.sqrt(two[-1])  # of the variance, in the unit of the others
-    size = np.nanmax(np.abs([*one[:2], *two[:2], np.zeros(len(rows))]), axis=0)
+    size = np.nanmax(np.abs([*one[:2], *two[:2], np.zeros(len(table))]), axis=0)
     bound = rtol * size * np.maximum(factor, 1.0)
     with np.errstate(invalid="ignore"):
         near = (np.abs(one - two * factor) <= bound) | (np.isnan(one) & np.isnan(two))
     # single numbers may be summed up over calls in both, in b alone, or scaled
     a, b = one[_MOMENTS.index("mean")], two[_MOMENTS.index("mean")]
-    calls = [_call_counts(of_run) for of_run in table.both(at)]
+    calls = [_call_counts(of_run) for of_run in table.both()]
     more = np.maximum(*calls) / np.minimum(*calls)  # losses that are added up are that factor, too
     scale = np.where(more == max(ratio, 1 / ratio), 1.0, ratio)
     sums = np.stack([b * calls[1], b * calls[1] / scale, b, b * calls[0]])
     added = (np.abs(a * calls[0] - sums) <= rtol * np.abs(a * calls[0])).any(axis=0)
-    return np.asarray(np.where(single, near[_MOMENTS.index("mean")] | added, near.all(axis=0)))
+    return np.asarray(np.where(_single_numbers(table), near[_MOMENTS.index("mean")] | added, near.all(axis=0)))
 
 
 def _sums_agree(table: Table, rtol: Floats, ratio: float) -> Mask:
-    """Mask of DIFFERENT rows that are backward gradients whose sums over ranks agree by their sketches.
+    """Mask of rows that are backward gradients whose sums over ranks agree by their sketches.
 
     Args:
-        table: the step.
-        rtol: relative tolerance of each DIFFERENT row.
+        table: the rows.
+        rtol: relative tolerance of each.
         ratio: how many times larger than a's the gradients of b are.
     """
-    out = np.zeros(len(table.differing), np.bool_)
     if table.a.sketch is None or table.b.sketch is None:
-        return out
-    whole = ~_joined_rows(table, Joined.GATHERED) & np.equal(*table.of_layouts("shape"))
-    rows = np.flatnonzero(of_kinds(table.kinds, FLOWING_BACK) & (_joined_rows(table, Joined.OWED) | whole))
-    one, two = (of_run.column("sketch").astype(np.float64) for of_run in table.both(table.differing[rows]))
+        return np.zeros(len(table), np.bool_)
+    whole = ~_are_joined(table, Joined.GATHERED) & np.equal(*table.of_layouts("shape"))
+    one, two = (of_run.column("sketch").astype(np.float64) for of_run in table.both())
     distance, size = (np.linalg.norm(values, axis=1) for values in (one - two / ratio, one))
     with np.errstate(invalid="ignore"):
-        out[rows] = distance <= rtol[rows] * size
-    return out
+        near = distance <= rtol * size
+    return np.asarray(near & table.are(*FLOWING_BACK) & (_are_joined(table, Joined.OWED) | whole))
 
 
 def factor_notes(learned: Learned) -> list[str]:
@@ -300,8 +282,8 @@ def factor_notes(learned: Learned) -> list[str]:
         "and its gradient as much smaller: the script scales one of them."
         for name, times in learned.units.items()
     ]
-    ratio = learned.backward_ratio
-    if ratio is not None and ratio != 1:
+    ratio = learned.backward_ratio or 1.0
+    if ratio != 1:
         small, large = ("b", "a") if ratio < 1 else ("a", "b")
         times = f"{round(max(ratio, 1 / ratio))} x those of run {small}"
         why = "there the loss is scaled, or is a mean over fewer samples"
@@ -309,58 +291,51 @@ def factor_notes(learned: Learned) -> list[str]:
     return lines
 
 
-def _whole_ratio(table: Table, rows: Ids) -> float | None:
-    """The ratio of b's mean absolute value to a's that most of `rows` show, n or 1/n with n whole.
+def _times(one: float, two: float) -> int:
+    """How many times as large the larger of two numbers is, if that is whole (to 0.1 %); 0 where it is not."""
+    larger = max(one / two, two / one) if one > 0 and two > 0 else np.inf
+    return round(larger) if larger < np.inf and abs(larger / round(larger) - 1) < _WHOLE_NUMBER else 0
 
-    To 0.1 %; of two that as many rows show, the first. None if none shows one.
 
-    Args:
-        table: the step.
-        rows: some of the DIFFERENT rows, as indices among these.
+def _whole_ratio(table: Table) -> float | None:
+    """The ratio of b's mean absolute value to a's that most rows show, n or 1/n with n whole.
+
+    Of two that as many rows show, the first. None if none shows one.
     """
-    seen: Counter[float] = Counter()
-    for one, two in np.transpose(table.statistic("amean", table.differing[rows])).tolist():
-        larger = max(one / two, two / one) if one > 0 and two > 0 else 0.0
-        if round(larger) and abs(larger / round(larger) - 1) < _WHOLE_NUMBER:
-            seen[1 / round(larger) if one >= two else float(round(larger))] += 1
+    means = np.transpose(table.statistic("amean")).tolist()
+    seen = Counter(1 / times if one >= two else float(times) for one, two in means if (times := _times(one, two)))
     return seen.most_common(1)[0][0] if seen else None
 
 
 def _scaled_outputs(table: Table, rtol: Floats, scalar: Mask) -> tuple[list[int], dict[str, float]]:
     """Single outputs that are n times as large in one run, n whole above 1, and whose gradients are n times as small.
 
-    Returns their indices among the DIFFERENT rows, and of chosen ones the ratio of a to b by name.
+    Returns their rows, and of chosen ones the ratio of a to b by name.
 
     Args:
-        table: the step.
-        rtol: relative tolerance of each DIFFERENT row.
-        scalar: whether each DIFFERENT row has no dimensions.
+        table: the rows.
+        rtol: relative tolerance of each.
+        scalar: whether each has no dimensions.
     """
-    kinds, rows, units = (Kind.OUTPUT, Kind.GRAD_OUTPUT), list[int](), dict[str, float]()
+    kinds, scaled, units = (Kind.OUTPUT, Kind.GRAD_OUTPUT), list[int](), dict[str, float]()
     numbers: dict[tuple[str, str, int], list[int]] = {}
-    for at in np.flatnonzero(of_kinds(table.kinds, kinds) & scalar).tolist():
-        site = table.named(int(table.differing[at]))
-        numbers.setdefault((site.fqn, site.path, site.call), []).append(at)
-    for (fqn, path, _), places in numbers.items():
-        one, two = table.statistic("mean", table.differing[places])
-        with np.errstate(all="ignore"):
-            times = abs(float(one[0] / two[0]))
-            same = len(places) == len(kinds) and abs(one.prod() - two.prod()) <= rtol[places[0]] * abs(one.prod())
-        more = max(times, 1 / times) if same and np.isfinite(times) and times > 0 else 0
-        if round(more) > 1 and abs(more / round(more) - 1) < _WHOLE_NUMBER:
-            rows += places
-            if table.chosen[table.differing][places].any():
-                units[f"{fqn}{path}"] = times
-    return rows, units
+    for row in np.flatnonzero(table.are(*kinds) & scalar).tolist():
+        site = table.named(row)
+        numbers.setdefault((site.fqn, site.path, site.call), []).append(row)
+    for (fqn, path, _), rows in numbers.items():
+        one, two = table.statistic("mean", np.array(rows))
+        same = len(rows) == len(kinds) and abs(one.prod() - two.prod()) <= rtol[rows[0]] * abs(one.prod())
+        if same and _times(*np.abs([one[0], two[0]]).tolist()) > 1:
+            scaled += rows
+            if table.chosen[rows].any():
+                units[f"{fqn}{path}"] = abs(float(one[0] / two[0]))
+    return scaled, units
 
 
-# --- columns of the differing rows
-
-
-def _joined_rows(table: Table, how: Joined) -> Mask:
-    """Mask of DIFFERENT rows that ranks' records were joined into in the way `how`, in either run or both."""
+def _are_joined(table: Table, how: Joined) -> Mask:
+    """Mask of rows that ranks' records were joined into in the way `how`, in either run or both."""
     masks = [of_run.column("how") == how for of_run in table.both() if of_run.batch.how is not None]
-    return np.asarray(np.logical_or.reduce([np.zeros(len(table.differing), np.bool_), *masks]))
+    return np.asarray(np.logical_or.reduce([np.zeros(len(table), np.bool_), *masks]))
 
 
 def _call_counts(records: Records) -> Ids:
@@ -368,13 +343,7 @@ def _call_counts(records: Records) -> Ids:
     return np.ones(len(records.rows), np.int64) if records.batch.calls is None else records.column("calls")
 
 
-def _single_numbers(table: Table, scalar: Mask, rows: Ids | slice = slice(None)) -> Mask:
-    """Mask of `rows` that are losses, or scalars put together from several calls in either run.
-
-    Args:
-        table: the step.
-        scalar: whether each of `rows` has no dimensions.
-        rows: some of the DIFFERENT rows, as indices among these; all by default.
-    """
-    several = np.logical_or(*(_call_counts(of_run) > 1 for of_run in table.both(table.differing[rows])))
-    return np.asarray((table.kinds[rows] == kind_code(Kind.LOSS)) | (several & scalar))
+def _single_numbers(table: Table) -> Mask:
+    """Mask of rows that are losses, or scalars put together from several calls in either run."""
+    several = np.maximum(*map(_call_counts, table.both())) > 1
+    return np.asarray(table.are(Kind.LOSS) | (several & (np.maximum(*table.of_layouts("dims")) == 0)))

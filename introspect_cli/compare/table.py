@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.names import SiteTable
-    from introspect_cli.store.run import Run
 
 
 FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
@@ -59,11 +58,6 @@ def phase_code(phase: Phase) -> int:
     return _PHASE_CODE[phase.value]
 
 
-def of_kinds(codes: npt.NDArray[np.uint8], kinds: Iterable[Kind]) -> Mask:
-    """Mask of `codes` (kind codes, any length) that are of any of `kinds`."""
-    return np.isin(codes, [kind_code(kind) for kind in kinds])
-
-
 @dataclass(frozen=True)
 class Columns:
     """Sites as columns, a site in each row, under the names that are compared.
@@ -85,7 +79,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def are(self, *what: Kind | Phase, sites: Ids | slice = slice(None)) -> Mask:
+    def are(self, *what: Kind | Phase, sites: npt.NDArray[Any] | slice = slice(None)) -> Mask:
         """Mask of sites that are of any of these kinds, and in any of these phases; where none is named, in all.
 
         Args:
@@ -99,6 +93,11 @@ class Columns:
             if codes:
                 mask &= np.isin(column[sites], codes)
         return mask
+
+    def site(self, number: int) -> Site:
+        """The site with a number."""
+        phase, kind = PHASES[self.phase[number]], KINDS[self.kind[number]]
+        return Site(phase, kind, self.fqn[number], int(self.call[number]), self.path[number])
 
     @cached_property
     def evaluating(self) -> Mask:
@@ -119,29 +118,27 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
         table: the sites of a rank.
         rename: changes FQNs; None to strip wrappers alone. Keys of changed names are computed again.
     """
-    keys, names, change = np.asarray(table.key, dtype=np.uint64), table.fqn, rename or strip_wrappers
-    if rename is not None or "._" in "\n".join(names):
-        new = {name: change(name) for name in set(names)}
-        changed = [index for index, name in enumerate(names) if new[name] != name]
-        names, keys = [new[name] for name in names], keys.copy() if changed else keys
-        for at in changed:
-            site = Site(Phase(table.phase[at]), Kind(table.kind[at]), names[at], int(table.call[at]), table.path[at])
-            keys[at] = site.key()
     phase = np.frombuffer(bytes(map(_PHASE_CODE.__getitem__, table.phase)), np.uint8)
     kind = np.frombuffer(bytes(map(KIND_CODES.__getitem__, table.kind)), np.uint8)
-    calls = np.asarray(table.call, dtype=np.int64)
-    return Columns(keys, phase, kind, names, calls, table.path, table.module_class)
+    keys, calls, change = np.asarray(table.key, np.uint64), np.asarray(table.call, np.int64), rename or strip_wrappers
+    sites = Columns(keys, phase, kind, table.fqn, calls, table.path, table.module_class)
+    if rename is None and "._" not in "\n".join(table.fqn):
+        return sites
+    new = {name: change(name) for name in {*table.fqn}}
+    sites = replace(sites, keys=keys.copy(), fqn=[new[name] for name in table.fqn])
+    for at in [at for at, name in enumerate(table.fqn) if new[name] != name]:
+        sites.keys[at] = sites.site(at).key()
+    return sites
 
 
 def unwrapped(sites: Columns) -> Columns:
     """A copy in which the first output of each call has no path, whatever it is wrapped in (a tuple, a dataclass)."""
-    keys, paths, seen = sites.keys.copy(), [*sites.path], set[tuple[int, str, int, int]]()
-    for at in np.flatnonzero(of_kinds(sites.kind, (Kind.OUTPUT, Kind.GRAD_OUTPUT))).tolist():
-        call = int(sites.kind[at]), sites.fqn[at], int(sites.call[at]), int(sites.phase[at])
+    keys, paths, seen = sites.keys.copy(), [*sites.path], set[Site]()
+    for at in np.flatnonzero(sites.are(Kind.OUTPUT, Kind.GRAD_OUTPUT)).tolist():
+        call = replace(sites.site(at), path="")
         if call not in seen:
             seen.add(call)
-            paths[at] = ""
-            keys[at] = Site(PHASES[call[3]], KINDS[call[0]], call[1], call[2], "").key()
+            paths[at], keys[at] = "", call.key()
     return replace(sites, keys=keys, path=paths)
 
 
@@ -167,9 +164,7 @@ class Alignment(Columns):
     @cached_property
     def in_both(self) -> Mask:
         """Mask of sites that both runs have, each in any step."""
-        shared = np.zeros(len(self), dtype=np.bool_)
-        shared[self.b_ids[self.b_ids < len(self.a)]] = True
-        return shared
+        return np.isin(np.arange(len(self)), self.b_ids[self.b_ids < len(self.a)])
 
     @cached_property
     def by_fqn(self) -> dict[str, list[int]]:
@@ -194,16 +189,6 @@ class Alignment(Columns):
         """(FQNs of a with all their ancestors, the same of b), at any step."""
         return with_ancestors(self.names[0]), with_ancestors(self.names[1])
 
-    def site(self, union: int) -> Site:
-        """The site with a union number."""
-        return Site(
-            PHASES[self.phase[union]],
-            KINDS[self.kind[union]],
-            self.fqn[union],
-            int(self.call[union]),
-            self.path[union],
-        )
-
 
 def among(names: Sequence[str], wanted: Collection[str]) -> Mask:
     """Mask of `names` that are in `wanted`."""
@@ -215,51 +200,18 @@ def align(a: Columns, b: Columns) -> Alignment:
 
     Of a site of both, the columns have what a has.
     """
-    ids, extra = _union_numbers(a, b)
+    ids, extra = np.arange(len(b), dtype=np.int64), np.empty(0, np.int64)
+    if not np.array_equal(a.keys, b.keys):
+        known = {key: number for number, key in reversed([*enumerate(a.keys.tolist())])}
+        ids = np.array([known.get(key, -1) for key in b.keys.tolist()], np.int64)
+        extra = np.flatnonzero(ids < 0)
+        ids[extra] = len(a) + np.arange(len(extra))
     columns: dict[str, Any] = {field.name: getattr(a, field.name) for field in fields(Columns)}
     for name, column in columns.items() if len(extra) else ():
         of_b = getattr(b, name)
         more = [of_b[i] for i in extra.tolist()] if isinstance(column, list) else of_b[extra]
         columns[name] = column + more if isinstance(column, list) else np.concatenate([column, more])
     return Alignment(**columns, a=a, b=b, b_ids=ids)
-
-
-def _union_numbers(a: Columns, b: Columns) -> tuple[Ids, Ids]:
-    """(union number of each site of b, numbers in b of the sites that a lacks)."""
-    count, every = len(a), np.arange(len(b), dtype=np.int64)
-    if not count:
-        return every, every
-    if count == len(b) and np.array_equal(a.keys, b.keys):
-        return every, every[:0]
-    order = np.argsort(a.keys, kind="stable")
-    ranked = a.keys[order]
-    place = np.minimum(np.searchsorted(ranked, b.keys), count - 1)
-    shared = ranked[place] == b.keys
-    extra = np.flatnonzero(~shared).astype(np.int64)
-    ids = np.where(shared, order[place], -1).astype(np.int64)
-    ids[extra] = count + np.arange(len(extra))
-    return ids, extra
-
-
-@dataclass(frozen=True)
-class Tensors:
-    """Looks up whole tensors in the stores of both runs; each look-up reads a file."""
-
-    a: Run
-    b: Run
-
-    def both(
-        self, checksum_a: int, checksum_b: int, shape: tuple[int, ...]
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
-        """(tensor of a, tensor of b) with these checksums.
-
-        None where either was not stored, has checksum 0 or not this shape.
-        """
-        if not checksum_a or not checksum_b:
-            return None
-        a = self.a.tensor(checksum_a)
-        b = self.b.tensor(checksum_b) if a is not None else None
-        return (a, b) if a is not None and b is not None and a.shape == b.shape == shape else None
 
 
 Codes = npt.NDArray[np.int8]
@@ -355,7 +307,7 @@ class Table:
         states[rows] = state
         return replace(self, state=states)
 
-    def of(self, rows: Ids) -> Table:
+    def of(self, rows: Ids | Mask) -> Table:
         """A copy with only these rows, in this order; batches and steps stay whole."""
         columns = ("site", "row_a", "row_b", "state", "chosen", "cause")
         return replace(self, **{name: getattr(self, name)[rows] for name in columns})
@@ -383,11 +335,6 @@ class Table:
         """Mask of rows whose state is DIFFERENT, ONLY_A or ONLY_B."""
         return np.asarray((self.state == DIFFERENT) | (self.state == ONLY_A) | (self.state == ONLY_B))
 
-    @property
-    def diverged(self) -> int:
-        """Number of rows that are DIFFERENT, ONLY_A or ONLY_B."""
-        return int(self.diverging.sum())
-
     @cached_property
     def one_sided(self) -> Mask:
         """Mask of rows that only one run has, whatever their state."""
@@ -398,16 +345,10 @@ class Table:
         """Indices of the rows whose state is DIFFERENT."""
         return np.flatnonzero(self.state == DIFFERENT)
 
-    @property
-    def differing_sites(self) -> Ids:
-        """Union number of the site of each DIFFERENT row; one-sided rows are not among them."""
-        return np.asarray(self.site[self.differing])
-
     def both(self, rows: Ids | None = None) -> tuple[Records, Records]:
-        """Records of a, and of b, of rows that both runs have; of the DIFFERENT rows where `rows` is None."""
-        rows = self.differing if rows is None else rows
-        layouts = self.layouts
-        return Records(self.a, self.row_a[rows], layouts[0]), Records(self.b, self.row_b[rows], layouts[1])
+        """Records of a, and of b, of rows that both runs have; of all rows where `rows` is None."""
+        at, layouts = slice(None) if rows is None else rows, self.layouts
+        return Records(self.a, self.row_a[at], layouts[0]), Records(self.b, self.row_b[at], layouts[1])
 
     def distances(self, rows: Ids | None = None) -> tuple[Floats, Floats]:
         """(estimated L2 distance, larger of the two L2 norms) of `both`, both float64; NaN where it is unknown."""
@@ -422,30 +363,16 @@ class Table:
         one, two = self.both(rows)
         return one.layout(name), two.layout(name)
 
-    def statistic(self, name: str, rows: Ids) -> Floats:
+    def statistic(self, name: str, rows: Ids | None = None) -> Floats:
         """Statistic `name` (`mean`, `min`) of rows that both runs have, float64 (2, rows): in a and in b."""
         return np.array([of_run.statistic(name) for of_run in self.both(rows)])
 
     @cached_property
     def halves(self) -> tuple[Half, Half]:
         """Records of a and of b."""
-        a = Half("a", self.a, self.sites_a, self.row_a, ONLY_A, self.only_a)
-        return a, Half("b", self.b, self.sites_b, self.row_b, ONLY_B, self.only_b)
-
-    @cached_property
-    def kinds(self) -> npt.NDArray[np.uint8]:
-        """Kind code of each DIFFERENT row."""
-        return np.asarray(self.alignment.kind[self.differing_sites])
-
-    @cached_property
-    def only_a(self) -> Ids:
-        """Rows in a's batch of the rows that are ONLY_A."""
-        return np.asarray(self.row_a[self.state == ONLY_A])
-
-    @cached_property
-    def only_b(self) -> Ids:
-        """Rows in b's batch of the rows that are ONLY_B."""
-        return np.asarray(self.row_b[self.state == ONLY_B])
+        each = zip("ab", (self.a, self.b), self.alignment.ids, (self.row_a, self.row_b), (ONLY_A, ONLY_B), strict=True)
+        a, b = (Half(side, of, ids[of.site], row, only, row[self.state == only]) for side, of, ids, row, only in each)
+        return a, b
 
     # --- order
 
@@ -460,13 +387,14 @@ class Table:
         alone_b = self.row_b[self.row_a < 0]
         if not len(alone_b):
             return order
+        half_a, half_b = self.halves
         by_site = np.full(len(self.alignment), -1.0)
-        by_site[self.sites_a] = sequence_a
+        by_site[half_a.sites] = sequence_a
         arrival = np.argsort(self.b.sequence, kind="stable")
         reached = np.empty(len(arrival))
-        reached[arrival] = np.maximum.accumulate(by_site[self.sites_b[arrival]])
+        reached[arrival] = np.maximum.accumulate(by_site[half_b.sites[arrival]])
         # before the next record that both have, and after what a alone has there
-        shared = np.sort(np.delete(sequence_a, self.only_a))
+        shared = np.sort(np.delete(sequence_a, half_a.only))
         ends = np.append(shared, sequence_a.max(initial=0.0) + 2.0)
         order[self.row_a < 0] = ends[np.searchsorted(shared, reached[alone_b], side="right")] - 0.5
         return order
@@ -488,16 +416,6 @@ class Table:
     # --- by site
 
     @cached_property
-    def sites_a(self) -> Ids:
-        """Union number of each row of a's batch."""
-        return self.a.site.astype(np.int64)
-
-    @cached_property
-    def sites_b(self) -> Ids:
-        """Union number of each row of b's batch."""
-        return np.asarray(self.alignment.b_ids[self.b.site])
-
-    @cached_property
     def state_of(self) -> Codes:
         """State of every site of the alignment.
 
@@ -511,7 +429,7 @@ class Table:
     def order_of(self) -> npt.NDArray[np.float64]:
         """Place of every site of the alignment in a's sequence; infinity where a has no record of it in the step."""
         order = np.full(len(self.alignment), np.inf)
-        order[self.sites_a] = self.a.sequence
+        order[self.halves[0].sites] = self.a.sequence
         return order
 
     @cached_property
@@ -534,10 +452,8 @@ class Table:
     def sketches(self, site: int) -> tuple[Any, Any] | None:
         """(sketch in a, sketch in b) of a site, float64 (16,); None where either has none, or is not finite."""
         found = [self._record(site, side) for side in "ab"]
-        if any(row is None or batch.sketch is None for row, batch in found):
-            return None
-        one, two = (batch.sketch[row].astype(np.float64) for row, batch in found if batch.sketch is not None)
-        return (one, two) if np.isfinite([one, two]).all() else None
+        both = [of.sketch[row].astype(np.float64) for row, of in found if row is not None and of.sketch is not None]
+        return (both[0], both[1]) if len(both) == 2 and np.isfinite(both).all() else None
 
     def plain(self, site: int, side: str) -> str | None:
         """`plain_of` a site's record in run `side`; None without a record."""
@@ -561,18 +477,11 @@ def unseen(batch: StepBatch) -> Mask:
 
 
 def plain_of(batch: StepBatch, row: int) -> str | None:
-    """A value's text (`_six_digits`), else the mean of a tensor as text (`0.1`); None where both are missing."""
-    if batch.text[row] or "mean" not in batch.floats:
-        return _six_digits(batch.text[row]) or None
-    return f"{float(batch.floats['mean'][row]):g}"
+    """A value's text, else the mean of a tensor as text (`0.1`); None where both are missing.
 
-
-def _six_digits(text: str) -> str:
-    """A text that begins as a number and has a decimal point, rounded to six significant digits; others unchanged.
-
-    Unchanged are integers and texts that are no numbers.
+    A number with a decimal point is rounded to six significant digits.
     """
-    try:
-        return f"{float(text):.6g}" if re.match(r"^-?[\d.]", text) and "." in text else text
-    except ValueError:
-        return text
+    text = batch.text[row]
+    if not text and "mean" in batch.floats:
+        return f"{float(batch.floats['mean'][row]):g}"
+    return f"{float(text):g}" if re.fullmatch(r"-?(\d+\.\d*|\.\d+)(e[-+]?\d+)?", text) else text or None

@@ -377,7 +377,7 @@ class Account:
         masks = {
             "equal": self.counted[table.site] & table.agreeing,
             "opened": recorded,
-            "blind_both": unseen(table.a) & self.counted[table.sites_a],
+            "blind_both": unseen(table.a) & self.counted[table.halves[0].sites],
             "within": chosen & (state == WITHIN),
             "cut": chosen & (state == CUT),
             "lean": (one == Status.OBSERVED) & (two == Status.OBSERVED),
@@ -386,7 +386,7 @@ class Account:
         }
         outcome.tally.update({name: int(mask.sum()) for name, mask in masks.items()})
         # what the step before left, where b lists it
-        outcome.tally["records"] += int(self.counted[table.sites_a].sum()) - int(recorded.sum())
+        outcome.tally["records"] += int(self.counted[table.halves[0].sites].sum()) - int(recorded.sum())
         if (chosen & (state == EVALUATING)).any() and (runs := evaluates(table))[0] != runs[1]:
             self.structure.evaluations.setdefault("a" if runs[0] else "b", table.step)
         outcome.unused_note = outcome.unused_note or unused_note(table, chosen & (state == UNUSED))
@@ -433,9 +433,8 @@ class Account:
         chosen, begins = table.keeping(table.chosen), outcome.first is None
         if not structure and self._add_causes(place, chosen):  # else no result says that it changed nothing
             return
-        outcome.tally.update(
-            steps_diverged=1, diverged=chosen.diverged, only_a=len(chosen.only_a), only_b=len(chosen.only_b)
-        )
+        diverged, alone = len(chosen.in_order), [len(half.only) for half in chosen.halves]
+        self.outcome.tally.update(steps_diverged=1, diverged=diverged, only_a=alone[0], only_b=alone[1])
         if self.options.want_map:
             if outcome.heat is None:
                 outcome.heat = Heat(comparison.alignment, outcome.paired.steps.tolist())
@@ -482,10 +481,10 @@ class Account:
             table: its table, with only what was selected diverging.
         """
         causes = table.keeping(table.cause)
-        if not causes.diverged:
+        if not causes.diverging.any():
             return False
         self.structure.add_causes(causes)
-        if causes.diverged < table.diverged:
+        if causes.diverging.sum() < table.diverging.sum():
             return False
         outcome = self.outcome
         self.began = self.began or table

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.compare.names import ancestors
 from introspect_cli.compare.table import MODULE_KINDS, PHASES, Alignment
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from introspect_cli.compare.measure import Mask
 
 _TENSOR_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE)
@@ -55,27 +58,27 @@ def passes_over(manifest: dict[str, Any], step: int) -> bool:
     return any(isinstance(low, int) and isinstance(high, int) and low <= step <= high for low, high in pairs)
 
 
-def ran_unseen(manifest: dict[str, Any], phase: Phase) -> list[str]:
-    """Methods and modules that ran unobserved in a phase: `Net.generate()`, or `Net.head`.
+def ran_unseen(manifests: Iterable[dict[str, Any]], phase: Phase) -> list[str]:
+    """Methods and modules that ran unobserved in a phase of any run, each once: `Net.generate()`, or `Net.head`.
 
     Those inside one are left out.
     """
-    unseen = manifest.get("ran_unseen")
-    entries = {name: of for name, of in unseen.items() if isinstance(of, dict)} if isinstance(unseen, dict) else {}
-    ran = {name: of[phase.value] for name, of in entries.items() if isinstance(of.get(phase.value), list)}
-    return [
-        f"{name}.{method}()" if method else name
-        for name, methods in ran.items()
-        if not any(name.startswith(f"{other}.") for other in ran)
-        for method in methods
-    ]
+    found: dict[str, None] = {}
+    for manifest in manifests:
+        unseen = manifest.get("ran_unseen")
+        entries = unseen.items() if isinstance(unseen, dict) else ()
+        named = {name: of.get(phase.value) for name, of in entries if isinstance(of, dict)}
+        ran = {name: methods for name, methods in named.items() if isinstance(methods, list)}
+        outer = {name: methods for name, methods in ran.items() if ran.keys().isdisjoint(ancestors(name))}
+        every = [(name, method) for name, methods in outer.items() for method in methods]
+        found.update((f"{name}.{method}()" if method else name, None) for name, method in every)
+    return [*found]
 
 
 def stopped_within(manifest: dict[str, Any]) -> bool:
     """Whether a run ended within a step, by an interrupt or an exit code other than 0."""
-    how, code = manifest.get("how"), manifest.get("exit_code")
-    failure = how == "exit" and isinstance(code, int) and code != 0
-    return manifest.get("remainder") is True and (how == "interrupt" or failure)
+    how, failed = manifest.get("how"), bool(manifest.get("exit_code"))
+    return manifest.get("remainder") is True and (how == "interrupt" or (how == "exit" and failed))
 
 
 def has_failed(manifest: dict[str, Any]) -> bool:
@@ -87,11 +90,6 @@ def narrowed(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str
     """Names of options that narrow what is observed, and that both manifests have with unequal values."""
     one, two = (manifest.get("narrowing", {}) for manifest in (manifest_a, manifest_b))
     return [name for name in one if name in two and one[name] != two[name]]
-
-
-def notices_all_draws(manifest: dict[str, Any]) -> bool:
-    """Whether a capture recorded every draw from a default generator: `draws_recorded`, and no module left out."""
-    return draws_recorded(manifest) and not chooses_modules(manifest)
 
 
 def draws_recorded(manifest: dict[str, Any]) -> bool:
@@ -135,18 +133,16 @@ def covered(
     return masks[0], masks[1]
 
 
-def draws_at_other_moments(alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> Mask:
-    """Mask of random states within a step if the captures looked at generators at different moments, else all False.
+def draws_at_one_moment(manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, evaluates: bool) -> bool:
+    """Whether the captures looked at generators within a step at the same moments, so that states are comparable.
 
-    They did if an option that chooses modules, or `compile`, or, with evaluation on record, `eval` was given
-    differently, or if only one recorded any of the kinds of an entry of `_LOOKS`. Then states of one site were recorded
-    at different times, and are not comparable.
+    They did not if an option that chooses modules, or `compile`, or, with evaluation on record, `eval` was given
+    differently, or if only one recorded any of the kinds of an entry of `_LOOKS`.
     """
-    hiding = {*_FILTERS, "compile"} | ({"eval"} if alignment.evaluating.any() else set())
+    hiding = {*_FILTERS, "compile", *(["eval"] if evaluates else ())}
     kinds = map(observed_kinds, (manifest_a, manifest_b))
     one, two = ([not observed.isdisjoint(looked) for looked in _LOOKS] for observed in kinds)
-    alike = one == two and hiding.isdisjoint(narrowed(manifest_a, manifest_b))
-    return alignment.are(Kind.RNG) & ~alignment.are(Phase.START) & (not alike)
+    return one == two and hiding.isdisjoint(narrowed(manifest_a, manifest_b))
 
 
 _LOOKS = (frozenset(MODULE_KINDS), {Kind.BATCH}, {Kind.LOSS})
@@ -165,13 +161,10 @@ def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list
     if listing:
         text = "lists values that were written elsewhere: what it does not list is not compared."
         return [f"Run {name} {text}" for name in listing]
-    notes = []
     kinds_a, kinds_b = observed_kinds(manifest_a), observed_kinds(manifest_b)
-    if kinds_a and kinds_b:
-        for missing, name in ((kinds_b - kinds_a, "a"), (kinds_a - kinds_b, "b")):
-            kinds = sorted(missing - {kind.value for kind in SETTING_KINDS})
-            if kinds:
-                notes.append(f"Run {name} did not record {', '.join(kinds)}: not compared.")
+    missing = {"a": kinds_b - kinds_a, "b": kinds_a - kinds_b} if kinds_a and kinds_b else {}
+    left_out = {name: sorted(kinds - {kind.value for kind in SETTING_KINDS}) for name, kinds in missing.items()}
+    notes = [f"Run {name} did not record {', '.join(of)}: not compared." for name, of in left_out.items() if of]
     others = [f"--{name.replace('_', '-')}" for name in narrowed(manifest_a, manifest_b) if name not in _TOLD_OTHERWISE]
     if others:
         text = "what only one recorded is not compared, and where one keeps fewer statistics, distances are missing."

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.store.run import Stages
 
-    Calls = Mapping[tuple[bool, str], int]
+    Key = tuple[bool, str]
 
 _TRAINED_KINDS = frozenset({Kind.PARAM.value, Kind.GRAD.value})
 _STATE_KINDS = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
@@ -193,7 +193,7 @@ class Splits:
 
     a: Microbatches
     b: Microbatches
-    folds: tuple[Calls, Calls]
+    folds: tuple[Mapping[Key, int], Mapping[Key, int]]
     alike: bool
     differ: bool = False
     roots: tuple[str, str] = ("", "")
@@ -279,13 +279,13 @@ def _splits_of(a: Run, b: Run, match: Correspondence | None) -> Splits:
         return Splits(Microbatches(1), Microbatches(1), ({}, {}), alike=True)  # the same calls of all that they call
     rename = (match.rename if match is not None else None) or str
     one, two = _called(every[0], a.stages, rename), _called(every[1], b.stages, str)
-    root = _common_root(one.modules, two.modules)
-    losses = [called.most.get((False, "loss"), 1) for called in (one, two)]
-    numbers = (one.modules[root], two.modules[root]) if root else (losses[0], losses[1])
-    of_a = {(key[0], one.own[key[1]]): fold for key, fold in _folds(one, two, *numbers).items()}
+    root = _common_root(one, two)
+    at = (False, root or "loss")
+    numbers = [calls[at].times if at in calls else 1 for calls in (one, two)]
+    of_a = {(key[0], one[key].own): fold for key, fold in _folds(one, two, *numbers).items()}
     folds = of_a, _folds(two, one, *numbers[::-1])
     step = min({*first_a.entries["step"].tolist()} & {*first_b.entries["step"].tolist()}, default=None)
-    cuts, roots = list[Microbatches](), (one.own.get(root, root), root)
+    cuts, roots = list[Microbatches](), (one[at].own if root else root, root)
     for reader, of, number in zip((first_a, first_b), roots, numbers, strict=True):
         first = [] if step is None else microbatches(reader, of, step)
         sizes = tuple(micro.samples for micro in first)
@@ -298,22 +298,22 @@ def _splits_of(a: Run, b: Run, match: Correspondence | None) -> Splits:
 
 
 class _Called(NamedTuple):
-    """What a run calls, by (whether it is of evaluation, FQN under b's name).
+    """How a run calls something that is (of evaluation or not, FQN under b's name).
 
     Attributes:
-        most: the largest number of calls in a step.
-        loaders: those of these that are loaders.
-        modules: of names with a training forward pass, the largest number of training calls in a step.
-        own: by name, the run's own word for it.
+        times: the largest number of calls in a step.
+        kinds: kinds of its records.
+        own: the run's own name for it.
     """
 
-    most: dict[tuple[bool, str], int]
-    loaders: set[tuple[bool, str]]
-    modules: dict[str, int]
-    own: dict[str, str]
+    times: int
+    kinds: frozenset[str]
+    own: str
 
 
-def _called(readers: Iterable[RankReader], stages: Mapping[int, Stages], rename: Callable[[str], str]) -> _Called:
+def _called(
+    readers: Iterable[RankReader], stages: Mapping[int, Stages], rename: Callable[[str], str]
+) -> dict[Key, _Called]:
     """What a run calls, by the sites of all its ranks; no step is read.
 
     Args:
@@ -321,61 +321,52 @@ def _called(readers: Iterable[RankReader], stages: Mapping[int, Stages], rename:
         stages: the pipeline stages of ranks that are some.
         rename: changes the run's own names to b's.
     """
-    most, loaders, forward, own = dict[tuple[bool, str], int](), set[tuple[bool, str]](), dict[str, None](), {}
+    calls: dict[Key, _Called] = {}
     for reader in readers:
         sites, of_rank = reader.sites, stages.get(reader.rank)
         for kind, phase, name, call in zip(sites.kind, sites.phase, sites.fqn, sites.call, strict=True):
-            if kind not in _CALLED_KINDS:
-                continue
-            its_name = name if of_rank is None else of_rank.name(name)
-            fqn = rename(its_name)
-            own[fqn] = its_name
-            key = phase == Phase.EVAL.value or EVALUATED in name.partition(".")[0], fqn
-            most[key] = max(most.get(key, 0), int(call) + 1)
-            if kind == Kind.BATCH.value:
-                loaders.add(key)
-            if kind in _MODULE_KINDS and phase == Phase.FORWARD.value:
-                forward[fqn] = None
-    return _Called(most, loaders, {name: most[False, name] for name in forward if (False, name) in most}, own)
+            if kind in _CALLED_KINDS:
+                own = name if of_rank is None else of_rank.name(name)
+                key = phase == Phase.EVAL.value or EVALUATED in name.partition(".")[0], rename(own)
+                times, kinds, _ = calls.get(key, (0, frozenset[str](), own))
+                if call >= times or kind not in kinds:
+                    calls[key] = _Called(max(times, int(call) + 1), kinds | {kind}, own)
+    return calls
 
 
-def _folds(called: _Called, other: _Called, number: int, others: int) -> dict[tuple[bool, str], int]:
+def _folds(calls: Mapping[Key, _Called], others: Mapping[Key, _Called], number: int, number_b: int) -> dict[Key, int]:
     """How many calls in a row one microbatch makes, by (evaluation, FQN), of what is to be put together.
 
     Left out is what both runs call equally often; batches and one-sided names if both runs have as many microbatches,
     or of evaluation; and one-sided names that are called once.
 
     Args:
-        called: calls of the run.
-        other: calls of the other run.
+        calls: of the run.
+        others: of the other run.
         number: microbatches of the run.
-        others: microbatches of the other run.
+        number_b: microbatches of the other run.
     """
-    folds: dict[tuple[bool, str], int] = {}
-    for key, times in called.most.items():
-        evaluated, partner = key[0], other.most.get(key)
+    folds: dict[Key, int] = {}
+    for key, (times, kinds, _) in calls.items():
+        evaluated, loads, partner = key[0], Kind.BATCH.value in kinds, others.get(key)
         each, rest = divmod(times, number)
-        if key in called.loaders or partner is None:
-            if number != others and not evaluated and (times > 1 or key in called.loaders):
-                folds[key] = 1 if rest or key in called.loaders else each  # which may be asked for batches ahead
-        elif partner != times:
-            folds[key] = each if not rest and each * others == partner and not evaluated else 1
+        if loads or partner is None:
+            if number != number_b and not evaluated and (times > 1 or loads):
+                folds[key] = 1 if rest or loads else each  # which may be asked for batches ahead
+        elif partner.times != times:
+            folds[key] = each if not rest and each * number_b == partner.times and not evaluated else 1
     return folds
 
 
-def _common_root(a: Mapping[str, int], b: Mapping[str, int]) -> str:
+def _common_root(a: Mapping[Key, _Called], b: Mapping[Key, _Called]) -> str:
     """The outermost module (fewest dots) that both runs call, if possible one they call differently often; "" for none.
 
     Of several, the one with the fewest calls in both (by product), then a's first.
-
-    Args:
-        a: number of calls by module of a.
-        b: number of calls by module of b.
     """
-    both = [name for name in a if name in b]
-    depth = min((name.count(".") for name in both), default=0)
-    outer = [name for name in both if name.count(".") == depth]
-    return min(outer, key=lambda name: (a[name] == b[name], a[name] * b[name]), default="")
+    both = [key for key in a if not key[0] and key in b]
+    trained = [key for key in both if all(_MODULE_KINDS & calls[key].kinds for calls in (a, b))]
+    rank = {key: (key[1].count("."), a[key].times == b[key].times, a[key].times * b[key].times) for key in trained}
+    return min(trained, key=rank.__getitem__, default=(False, ""))[1]
 
 
 def _cut_differently(readers: Iterable[RankReader], splits: Splits, step: int) -> bool:

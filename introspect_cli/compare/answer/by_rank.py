@@ -24,7 +24,7 @@ from introspect_cli.compare.resumed import detected_offset, offset_by_labels
 from introspect_cli.compare.say import told
 from introspect_cli.compare.settings.settings import tensor_files
 from introspect_cli.compare.steps import factor_notes
-from introspect_cli.compare.table import Tensors, phase_code
+from introspect_cli.compare.table import phase_code
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.compare.watched import is_list
 from introspect_cli.compare.wholes import Splits, wholes_of
@@ -102,7 +102,7 @@ class RunPair(NamedTuple):
             a=one,
             b=two,
             manifests=(self.a.manifest, self.b.manifest),
-            tensors=Tensors(self.a, self.b),
+            runs=(self.a, self.b),
             options=options,
             noise=tuple((run.rank(one.rank), run.manifest) for run in noise),
             match=match,

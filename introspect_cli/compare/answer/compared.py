@@ -338,7 +338,7 @@ def agreement(compared: Compared, name: str = "") -> tuple[Verdict, str]:
 
 def unseen_names(compared: Compared, phase: Phase) -> str:
     """Models or modules that ran without being observed in a phase, in either run, in words; "" for none."""
-    names = list(dict.fromkeys(name for _, run, _ in compared.runs for name in ran_unseen(run.manifest, phase)))
+    names = ran_unseen((compared.a.manifest, compared.b.manifest), phase)
     return some(names) if names else ""
 
 

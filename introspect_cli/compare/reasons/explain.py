@@ -13,7 +13,7 @@ from introspect_cli.compare.reasons.rows import reason_named
 from introspect_cli.compare.result import Certainty, Finding, Role
 from introspect_cli.compare.say import both_values, told, what
 from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, SCRIPT, find_first_event
-from introspect_cli.compare.table import ABSENT, EQUAL, NOT_SEEN, WITHIN, of_kinds
+from introspect_cli.compare.table import ABSENT, EQUAL, NOT_SEEN, WITHIN
 from introspect_cli.records import SETTING_KINDS, Kind
 from introspect_cli.texts import count
 
@@ -97,7 +97,7 @@ def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:
         narrowed = at.step.comparison.options.narrowed
         how = " within tolerance" if at.tolerated else " in what was selected" if narrowed else " entirely"
         clauses.append(told("steps-before", how=how, steps=int((at.compared < at.first.step).sum())))
-    settings = of_kinds(at.step.alignment.kind, SETTING_KINDS)
+    settings = at.step.alignment.are(*SETTING_KINDS)
     before = Counter(at.step.state[(at.table.order_of < at.first.sequence) & ~settings].tolist())
     if before[EQUAL] or before[WITHIN]:
         every = count(sum(before.values()) - before[ABSENT], "record")

@@ -51,7 +51,7 @@ class View:
         assert outcome.step is not None and outcome.first is not None and outcome.cause is not None  # noqa: PT018 - they are set together
         self.step, self.first, self.cause = outcome.step, outcome.first, outcome.cause
         self.table, self.site = self.step.table, self.first.site
-        self.runs = self.step.comparison.tensors.a, self.step.comparison.tensors.b
+        self.runs = self.step.comparison.runs
         self.compared, self.ranks = outcome.paired.steps, len(peers)
         self.settings: tuple[SettingChange, ...] = ()
         self.tolerated = outcome.tolerated
