@@ -69,13 +69,15 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
     """
     a, b, by_rank = compared.a, compared.b, compared.splits is None
     resumed = next((outcome.resumption for outcome in compared.outcomes if outcome.resumption is not None), None)
-    notes, found = tuple(dict.fromkeys(filter(None, notes_on(compared)))), () if resumed is None else (resumed,)
+    notes, structure = tuple(dict.fromkeys(filter(None, notes_on(compared)))), compared.structure if by_rank else ()
     begins = "" if resumed is None else f"{head_of(resumed)} "
-    answer = DiffResult(str(a.path), str(b.path), Verdict.DIVERGED, begins, notes=notes, counts=compared.counts)
+    paths, counts = (str(a.path), str(b.path)), compared.counts
+    answer = DiffResult(
+        *paths, Verdict.DIVERGED, begins, notes=notes, counts=counts, structure=structure, resumed=resumed
+    )
     if compared.diverges:
         from introspect_cli.compare.answer.diverged import diverged_answer
 
-        answer = replace(answer, findings=(*found, *(compared.structure() if by_rank else ())))
         return diverged_answer(answer, compared, compared.hidden if by_rank and bitwise else "")
     raised, offset = exceptions_of((a, b)), any(outcome.offset for outcome in compared.outcomes)
     code = ranked_code(code_changes(a, b), ending=next((each for each in raised[-1:] if each.side), None))
@@ -83,19 +85,17 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
     said = [text, raised_words(raised)]
     text = " ".join(filter(None, said[::-1] if verdict is Verdict.UNDECIDED else said))
     training, evaluation = Separate(verdict, text), None
-    if any(outcome.evaluated for outcome in compared.outcomes):
+    if any(True in outcome.parts for outcome in compared.outcomes):
         unseen = unseen_names(compared, Phase.EVAL)
         if unseen and verdict is Verdict.SAME:
             verdict, text = Verdict.UNDECIDED, told("evaluation-unseen", names=unseen, text=text)
         evaluation = Separate(verdict, text)
-    # where no value differs, what differs in structure has changed nothing
-    structure = compared.structure(same=compared.best is None and verdict is Verdict.SAME) if by_rank else ()
     return replace(
         answer,
         verdict=verdict,
         sentence=begins + text,
         settings=weighed_by_code(setting_changes(a, b, offset=offset), code),
-        findings=(*(() if code is None else (code,)), *found, *structure),
+        code=code,
         training=training,
         evaluation=evaluation,
     )

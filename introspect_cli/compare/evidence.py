@@ -49,7 +49,6 @@ class Thing(Enum):
     LEFT_OUT = "the modules that a capture was told to leave out", False
     LOSS = "the loss", False
     BACKWARD = "the backward pass", False
-    GRADIENTS = "the gradients before it", False
     GRADIENT = "gradient", True
     GRADIENT_SUM = "the sum of its gradient over the ranks", False
     GRADIENTS_IN_STEP = "the gradients before it in the optimizer step", False

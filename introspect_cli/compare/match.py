@@ -36,7 +36,6 @@ from introspect_cli.compare.measure import Layouts, Mask, Records
 from introspect_cli.compare.names import (
     DISPLACED,
     Rename,
-    Renamed,
     ambiguous,
     ancestors,
     class_of_root,
@@ -83,13 +82,13 @@ class Correspondence:
     """
 
     patterns: Sequence[tuple[str, str]] = ()
-    renamed: Mapping[str, Renamed] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
     is_port: bool = False
 
     @cached_property
     def rename(self) -> Rename | None:
         """Function from a's names to b's, by `patterns` and `renamed`; None where all names are the same."""
-        return renamer(self.patterns, {old: new.name for old, new in self.renamed.items()})
+        return renamer(self.patterns, self.renamed)
 
 
 def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int, *, listed: bool) -> Correspondence:
@@ -124,9 +123,8 @@ def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int, *, liste
         if not (more or others):  # the root alone: what has no partner keeps its name
             patterns = (*patterns, (rf"^{re.escape(old)}$", new))
     is_port = is_port and not options.strict
-    names = {new.name for new in renamed.values()}
-    taken = [name for name in names if name not in renamed and name in one.around]
-    return Correspondence(patterns, renamed | {name: Renamed(name + DISPLACED) for name in taken}, is_port)
+    taken = {name for name in renamed.values() if name not in renamed and name in one.around}
+    return Correspondence(patterns, renamed | {name: name + DISPLACED for name in taken}, is_port)
 
 
 def other_roots(a: Run, b: Run, options: DiffOptions) -> Correspondence | None:
@@ -175,7 +173,7 @@ def are_ports(a: Side, b: Side, *, listed: bool) -> bool:
     return listed or start[0] != start[1]
 
 
-def _last_tensors(a: Side, b: Side, renamed: Mapping[str, Renamed]) -> dict[str, Renamed]:
+def _last_tensors(a: Side, b: Side, renamed: Mapping[str, str]) -> dict[str, str]:
     """Partners of tensors that are the only one of a module in `renamed` without an equal, in a and in b."""
     rename = Correspondence(renamed=renamed).rename or str
     left: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
@@ -184,7 +182,7 @@ def _last_tensors(a: Side, b: Side, renamed: Mapping[str, Renamed]) -> dict[str,
             left[rename(owner_of(name))][0].append(name)
     for name in b.tensors.difference(map(rename, a.tensors)):
         left[owner_of(name)][1].append(name)
-    return {of_a[0]: Renamed(of_b[0]) for of_a, of_b in left.values() if len(of_a) == len(of_b) == 1}
+    return {of_a[0]: of_b[0] for of_a, of_b in left.values() if len(of_a) == len(of_b) == 1}
 
 
 # --- what names hold
@@ -325,7 +323,7 @@ def _likeness(old: str, new: str) -> int:
 # --- the tree above them
 
 
-def renamed_by_value(a: Side, b: Side, *, in_order: bool) -> dict[str, Renamed]:
+def renamed_by_value(a: Side, b: Side, *, in_order: bool) -> dict[str, str]:
     """Names of a that are other names of b, by equal values of tensors; of nested ones the outermost that holds.
 
     Tensors that one run alone has are matched, those in numbered lists whose lengths differ, and those of several
@@ -355,7 +353,7 @@ def renamed_by_value(a: Side, b: Side, *, in_order: bool) -> dict[str, Renamed]:
     better_kept = _better_unrenamed(a, b, votes)
     paired = Counter(head for name in pairs for head in (name, *ancestors(name)))
     held_by_others = with_ancestors(a.tensors - one)
-    renamed: dict[str, Renamed] = {}
+    renamed: dict[str, str] = {}
     for old in sorted(old for old, new in pairs.items() if old != new):
         top = (old, pairs[old])
         for level in levels[old]:
@@ -363,11 +361,11 @@ def renamed_by_value(a: Side, b: Side, *, in_order: bool) -> dict[str, Renamed]:
                 break
             top = level
         if old.rpartition(".")[2] != pairs[old].rpartition(".")[2]:
-            renamed[old] = Renamed(pairs[old], 1)
-        renamed.setdefault(top[0], Renamed(top[1], votes.get(top, 1)))
+            renamed[old] = pairs[old]
+        renamed.setdefault(*top)
     for called, old in a.roots.items():  # where no value tells models of one class apart, their variables do
         if called[0] in several and old not in paired and b.roots.get(called, old) != old:
-            renamed.setdefault(old, Renamed(b.roots[called]))
+            renamed.setdefault(old, b.roots[called])
     return renamed
 
 

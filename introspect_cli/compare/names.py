@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from introspect_cli.errors import UsageError
 from introspect_cli.records import DRAWN_BEFORE, Phase, Site
@@ -51,18 +51,6 @@ Rename = Callable[[str], str]
 
 DISPLACED = "(a)"
 """What a name of a ends with that b does not have."""
-
-
-class Renamed(NamedTuple):
-    """The name in b of a module or tensor of a, and how it was found.
-
-    Attributes:
-        name: the name in b, of it and of all inside it.
-        votes: how many tensors and modules have equal values under the two names.
-    """
-
-    name: str
-    votes: int = 0
 
 
 def strip_wrappers(fqn: str) -> str:

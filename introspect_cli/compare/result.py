@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from introspect_cli.compare.changes.statements import CodeChanges
 from introspect_cli.labels import both_words
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import Selection
@@ -17,6 +16,7 @@ from introspect_cli.selection import Selection
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from introspect_cli.compare.changes.statements import CodeChanges
     from introspect_cli.compare.elements import Elements
     from introspect_cli.labels import Label
     from introspect_cli.records import Site, Summary
@@ -53,20 +53,16 @@ class StructureChange(NamedTuple):
     """A difference besides numbers and settings: a name, module, call or random state.
 
     Attributes:
-        change: `renamed`, `only` (one run has it), `calls` or `random`.
+        change: `renamed`, `only` (one run has it), `calls` (both have it, one has more of it) or `random`.
         a: its name in run a, numbers of layers as stars; None where only b has it.
         b: its name in run b; None where only a has it.
         text: what differs, as a clause.
-        note: what else is known of it, as a clause.
-        evidence: what it rests on; "" where the text says it.
     """
 
     change: str
     a: str | None
     b: str | None
     text: str
-    note: str = ""
-    evidence: str = ""
 
 
 class Restored(str, Enum):
@@ -375,12 +371,6 @@ class Origin(NamedTuple):
     part: str = ""
 
 
-Beside: TypeAlias = StructureChange | CodeChanges | Origin | Resumption
-"""What a comparison finds beside divergences and settings; `render/diff_text.py` has the forms of each type."""
-
-F = TypeVar("F", bound=Beside)
-
-
 @dataclass(frozen=True)
 class DiffResult:
     """The complete answer of a comparison.
@@ -405,7 +395,10 @@ class DiffResult:
         map: modules by steps, when asked for.
         defined_in: `file:line` of the class of the first divergence's module; "" where unknown.
         strip: the first diverging step in the order it ran.
-        findings: what else was found; a property below gives those of each type.
+        structure: structural changes: names, modules, calls and random states.
+        origins: all origins of the first diverging step, the first divergence first.
+        code: changes of source files; None where that was not compared, as if either run has no digests of them.
+        resumed: what a resumed run restored; None where neither run is resumed.
         training: the answer for training alone.
         evaluation: the answer for evaluation alone; None where the runs have none on record in one step.
         subject: what was compared: `runs` or `checkpoints`.
@@ -430,38 +423,17 @@ class DiffResult:
     map: DivergenceMap | None = None
     defined_in: str = ""
     strip: tuple[StripCell, ...] = ()
-    findings: tuple[Beside, ...] = ()
+    structure: tuple[StructureChange, ...] = ()
+    origins: tuple[Origin, ...] = ()
+    code: CodeChanges | None = None
+    resumed: Resumption | None = None
     training: Separate | None = None
     evaluation: Separate | None = None
     subject: str = "runs"
 
-    def every(self, kind: type[F]) -> tuple[F, ...]:
-        """Those of `findings` that are instances of `kind`, in order; () for none."""
-        return tuple(one for one in self.findings if isinstance(one, kind))
-
     def unexplained(self) -> DiffResult:
         """A copy without `head`, `also`, `rests_on`, `explains`, `causes` and `defined_in`; `first` is kept."""
         return replace(self, head="", also=(), rests_on=(), explains=(), causes=(), defined_in="")
-
-    @property
-    def structure(self) -> tuple[StructureChange, ...]:
-        """Structural changes: names, modules, calls and random states."""
-        return self.every(StructureChange)
-
-    @property
-    def origins(self) -> tuple[Origin, ...]:
-        """All origins of the first diverging step, the first divergence first."""
-        return self.every(Origin)
-
-    @property
-    def code(self) -> CodeChanges | None:
-        """Changes of source files; None where that was not compared, as if either run has no digests of them."""
-        return next(iter(self.every(CodeChanges)), None)
-
-    @property
-    def resumed(self) -> Resumption | None:
-        """What a resumed run restored; None where neither run is resumed."""
-        return next(iter(self.every(Resumption)), None)
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,13 @@ _TOLD: Final[Mapping[str, str]] = {
     "of {steps}[ that both runs kept{thinned}][, {within} of them only within tolerance,] agree {until}.",
     "same-results": "The runs have the same results[ within tolerance{tolerated}]: {names} agree {until}.[ What "
     "differs changed none of them, first at {first}: {what}.][ Not compared: {blind}.]",
+    # what differs besides numbers
+    "besides": "[ Besides numbers differ: {changes}.]",
+    "renamed": "{a} is {b} in b",
+    "only": "only {side} {verb} [{tensor} ]{name}[ ({cls})]",
+    "more": "only {side} has {what} in step {step}",
+    "evaluates": "only {side} evaluates, first in step {step}",
+    "random": "the random state of {name} differs from step {step} on",
     "nan-throughout": " In the last step, of {all}, NaN throughout in both runs: {empty:,} (the first: {first}). They "
     "are equal whatever was computed.",
     # where nobody can tell

@@ -43,7 +43,7 @@ from introspect_cli.compare.table import (
     plain_of,
 )
 from introspect_cli.compare.watched import passes_over, ran_unseen
-from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, ModuleInfo, Phase, Site, Status, Summary
+from introspect_cli.records import SETTING_KINDS, Joined, Kind, ModuleInfo, Phase, Site, Status, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.resumed import Beginning
     from introspect_cli.compare.table import Table
-    from introspect_cli.records import Layout
     from introspect_cli.store.batch import StepBatch
 
 
@@ -130,15 +129,6 @@ class Step:
             {change(module.fqn): module for module in tree_at(self.comparison.a.module_rows, self.table.step)},
             {module.fqn: module for module in tree_at(self.comparison.b.module_rows, self.table.step_b)},
         )
-
-    @cached_property
-    def has_no_modules(self) -> bool:
-        """Whether no module is on record, in either tree or among the sites, though both runs record module outputs.
-
-        False where both record operators.
-        """
-        recorded = {Kind.OUTPUT, Kind.OP_OUTPUT} & self.comparison.kinds == {Kind.OUTPUT}
-        return recorded and not (any(self.modules) or self.alignment.are(Kind.INPUT, Kind.OUTPUT).any())
 
     def known(self, sites: Ids | Sequence[int], before: float = np.inf, *, every: bool = False) -> Known:
         """What is known of these sites in this step together: the first of DIFFERS, FORM, WITHIN, EQUAL that any has.
@@ -265,8 +255,7 @@ class Step:
 
     def is_recorded_before(self, fqn: str) -> bool:
         """Whether both runs have a record of any kind under this FQN in the previous step; False without that step."""
-        before = self.begins.before
-        sites = self.alignment.by_fqn[fqn]
+        before, sites = self.begins.before, self.alignment.by_fqn[fqn]
         return before is not None and all(np.isin(sites, half.sites).any() for half in before.halves)
 
     @cached_property
@@ -372,8 +361,8 @@ def tensor_known(step: Step, fqn: str, kind: Kind, order: float) -> Known:
     if fqn in begins.names:
         return Known.DIFFERS
     before = step.state_before
-    if before is not None and unions and before[unions].any():
-        return joint_known(before[[union for union in unions if before[union]][-1:]], every=True)
+    if before is not None and (past := [union for union in unions if before[union]]):
+        return joint_known(before[past[-1:]], every=True)
     if not any(step.alignment.in_both[union] for union in unions) or (
         step.begins.gap and fqn in step.comparison.recorded_after_steps
     ):
@@ -458,20 +447,14 @@ def random_at_start(step: Step, _place: Place) -> list[Evidence]:
 
 
 def drawn_from(step: Step, place: Place) -> list[Evidence]:
-    """Edge: the random states that the call drew from before `place.order`.
+    """Edge: the random states that the module, or one inside it, drew from before `place.order`.
 
     Where none of these was seen in both runs: nothing if both captures record all draws (but in a recomputation), else
     the states at the start of the step (`random_at_start`).
     """
-    site, names = place.site, step.alignment.fqn
-
-    def draws(state: Site) -> bool:
-        """Whether a state is of the call itself, not of what came before it, or of any call of a submodule."""
-        itself = (state.fqn, state.call) == (site.fqn, site.call) and not state.path.endswith(DRAWN_BEFORE)
-        return itself or state.fqn.startswith(f"{site.fqn}.")
-
-    states = [number for number in step.of(Kind.RNG, frozenset({site.phase})) if names[number].startswith(site.fqn)]
-    known = step.known([number for number in states if draws(step.alignment.site(number))], place.order)
+    site, names, within = place.site, step.alignment.fqn, f"{place.site.fqn}."
+    states = step.of(Kind.RNG, frozenset({site.phase})).tolist()
+    known = step.known([state for state in states if f"{names[state]}.".startswith(within)], place.order)
     if known is not Known.UNSEEN:
         return [Evidence(Thing.DRAWN_FROM, known)]
     noticed = step.comparison.notices_all_draws and site.phase is not Phase.RECOMPUTE
@@ -591,12 +574,6 @@ backward = _all_before(Thing.BACKWARD, FLOWING_BACK, _BACKWARD, needed=True)
 """The backward pass, by the gradients that hooks recorded in it."""
 
 
-def gradients(step: Step, place: Place) -> list[Evidence]:
-    """Edge: gradients that hooks recorded in the backward pass before the place; nothing where none was seen."""
-    (flow,) = backward(step, place)
-    return [] if flow.known is Known.UNSEEN else [Evidence(Thing.GRADIENTS, flow.known)]
-
-
 # --- the optimizer
 
 
@@ -675,7 +652,7 @@ RESTS_ON: dict[str, tuple[Edge, ...]] = {
     "op": (everything, random_at_start),
     "product": (trained,),
     "loss": (outputs, batches, random_at_start, passed_over, unseen),
-    "backward": (forward, loss, random_at_start, gradients),
+    "backward": (forward, loss, random_at_start),
     "gradient": (forward, loss, backward, random_at_start),
     "optimizer": (gradient,),
     **dict.fromkeys(("buffer", "by_hand"), (value_before,)),
@@ -684,32 +661,21 @@ RESTS_ON: dict[str, tuple[Edge, ...]] = {
 
 
 def terms_of(step: Step, site: Site, a: Summary | None) -> int:
-    """Number of terms of the sum that gives run a's value at `site`; 0 where unknown.
+    """Number of terms of the sum that gives run a's gradient at `site`; 0 where unknown, and of all else.
 
-    Of a gradient: elements of its module's output gradient (else output) per row of the parameter. Of an output or
-    input gradient: the largest fan-in of its module's parameters. 0 for all other kinds and for single numbers.
+    Elements of its module's output per row of the parameter.
 
     Args:
         step: the step of the record.
         site: what was recorded.
         a: run a's record of it; None gives 0.
     """
-    if a is None or not a.layout.shape:
+    if site.kind is not Kind.GRAD or a is None or not a.layout.shape:
         return 0
-    if site.kind is Kind.GRAD:
-        owner = owner_of(site.fqn)
-        given = _layouts(step, owner, Kind.GRAD_OUTPUT) or _layouts(step, owner, Kind.OUTPUT)
-        return max((layout.numel for layout in given), default=0) // max(a.layout.shape[0], 1)
-    names = step.comparison.tensors_of.get(site.fqn, ()) if site.kind in {Kind.OUTPUT, Kind.GRAD_INPUT} else ()
-    held = [layout.shape[1:] for name in names for layout in _layouts(step, name, Kind.PARAM, Kind.GRAD)]
-    return max((int(np.prod(shape)) for shape in held if shape), default=0)
-
-
-def _layouts(step: Step, fqn: str, *kinds: Kind) -> list[Layout]:
-    """Layouts of run a's records of these kinds under a name in the step."""
-    rows, layouts = step.table.rows_of["a"], step.comparison.a.layouts
-    sites = (union for kind in kinds for union in step.of(kind, frozenset(Phase), fqn).tolist() if union in rows)
-    return [layouts[int(step.table.a.layout[rows[union]])] for union in sites]
+    held, given = step.table.rows_of["a"], step.of(Kind.OUTPUT, frozenset(Phase), owner_of(site.fqn)).tolist()
+    rows = [held[union] for union in given if union in held]
+    numel = step.table.layouts[0].numel[step.table.a.layout[rows]].max(initial=0.0)
+    return int(numel) // max(a.layout.shape[0], 1)
 
 
 def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:

@@ -20,23 +20,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.evidence import Cause, Known, worst_of
-from introspect_cli.compare.measure import Layouts, Mask
+from introspect_cli.compare.evidence import Cause, Known
+from introspect_cli.compare.measure import Layouts
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.outcome import (
+    TRAINED,
     Heat,
     RankOutcome,
     Structure,
-    agreed_kinds,
-    is_training,
-    nan_kinds,
+    changes_of,
     results_agree,
-    results_known,
-    watches_results,
 )
 from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
 from introspect_cli.compare.result import Role
-from introspect_cli.compare.resumed import Beginning, beginning_at_resume, holds_part, lacks_start
+from introspect_cli.compare.resumed import Beginning, beginning_at_resume, lacks_start
 from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.step import Step, divergence_at
@@ -49,20 +46,20 @@ from introspect_cli.compare.table import (
     NOT_SEEN,
     UNUSED,
     WITHIN,
-    Columns,
     Learned,
     Table,
     unseen,
 )
+from introspect_cli.compare.watched import observed_kinds
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.result import Resumption
+    from introspect_cli.compare.result import Divergence
+    from introspect_cli.compare.steps import Paired
     from introspect_cli.compare.table import Table
-    from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.log import StepEntry
 
 _AFTER_LOSS = frozenset({Phase.BACKWARD, Phase.OPTIMIZER})
@@ -74,8 +71,8 @@ _SCRIPT_PHASES = frozenset({Phase.START, Phase.DATA, Phase.LOSS})
 
 def choose_lead(
     step: Step, positions: Sequence[int], earlier: Structure, began: Table | None, *, new_values: bool
-) -> tuple[Step, int] | None:
-    """(step, position of a divergence in it) that leads the answer; None where that is the earliest of this step.
+) -> tuple[Step, int]:
+    """(step, position of a divergence in it) that leads the answer, else the earliest of this step.
 
     The earliest value leads, unless a cause before it explains it: a one-sided module that brings a value the other run
     lacks or lets a gradient flow, or a random state that something was drawn from, in this step or in earlier ones in
@@ -90,10 +87,10 @@ def choose_lead(
         began: the first step in which nothing but causes differed; None where there is none.
         new_values: whether one of these causes brought a value that the other run has nowhere.
     """
-    table = step.table
+    table, earliest = step.table, positions[0]
     effect = next((place for place in positions if not step.divergences.cause[place]), None)
-    if effect is None or (effect == positions[0] and began is None):
-        return None
+    if effect is None or (effect == earliest and began is None):
+        return step, earliest
     site, before = step.sites[effect], [step.sites[position] for position in positions[: positions.index(effect)]]
     around = step.around(site.fqn, step.order_at(effect)) if site.kind is Kind.INPUT else None
     makers = frozenset([site.fqn, around.fqn if around is not None else ""])
@@ -107,11 +104,11 @@ def choose_lead(
         return alone, alone.sites.index(site)
     if began is not None:
         return Step(step.comparison, began, Beginning(), Learned()), 0
-    if step.sites[positions[0]].kind is not Kind.RNG:
-        return None
+    if step.sites[earliest].kind is not Kind.RNG:
+        return step, earliest
     drawn = drawn_in_one(step)
     blamed = [place for place in positions if place == drawn or (drawn is None and is_drawn_from(step, place))]
-    return (step, blamed[0]) if blamed else None
+    return step, next(iter(blamed), earliest)
 
 
 def drawn_in_one(step: Step) -> int | None:
@@ -218,7 +215,7 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
         first: site of the first divergence.
         cause: why that diverges.
     """
-    seen, others = {_cause_key(step, first, cause)}, list[tuple[int, Cause]]()
+    others = {_cause_key(step, first, cause): (-1, cause)}
     late = [position for position in positions[_MAX_JUDGED:] if step.sites[position].phase is Phase.OPTIMIZER]
     for position in (*positions[:_MAX_JUDGED], *late[:_MAX_JUDGED]):
         site = step.sites[position]
@@ -226,7 +223,7 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
             continue
         other = _judged(step, position)
         key = _cause_key(step, site, other)
-        if other.role is not Role.ORIGIN or other.reason not in _INDEPENDENT_REASONS or key in seen:
+        if other.role is not Role.ORIGIN or other.reason not in _INDEPENDENT_REASONS or key in others:
             continue
         # it may come from what was not seen, or have grown from what was let pass
         stands = all(fact.known is Known.EQUAL for fact in other.evidence)
@@ -234,9 +231,8 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
         stands = stands and not (site.call and other.reason in {"module", "own_code"})
         stands = stands and (other.reason != "rng" or is_drawn_from(step, position))
         if stands and (other.reason != "optimizer" or hyperparameter_changes(step.table, step.last_text)):
-            seen.add(key)
-            others.append((position, other))
-    return others[:_MAX_ORIGINS]
+            others[key] = position, other
+    return list(others.values())[1 : 1 + _MAX_ORIGINS]
 
 
 def _judged(step: Step, position: int) -> Cause:
@@ -247,35 +243,12 @@ def _judged(step: Step, position: int) -> Cause:
 
 
 def _cause_key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
-    """What two origins with one cause have in common: the loader, the class of the module, or else the reason."""
-    if cause.reason == "batch":
-        return cause.reason, site.fqn
+    """What two origins with one cause have in common: the class of the module, or else the reason."""
     if cause.reason in {"module", "own_code", "op", "buffer"}:
         name = cause.module or site.fqn
         classes = [tree[name].module_class for tree in step.modules if name in tree]
         return "module", classes[0] if classes else name
     return cause.reason, ""
-
-
-def shown_losses(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
-    """By position, a cause with the reason `resumed`: for each part that a resumed run lost, one divergence of it.
-
-    That is its first, of optimizer states the first `['step']` if any differs. Empty outside of a resumed run's first
-    step.
-
-    Args:
-        step: the step.
-        resumption: what the resumed run restored; None where neither run is one.
-    """
-    if resumption is None or not step.comparison.is_resume_step(step.number):
-        return {}
-    shown = {}
-    for part in resumption.lost:
-        held = [position for position, site in enumerate(step.sites) if holds_part(site, part)]
-        if held:  # a count says most
-            first = min(held, key=lambda position: step.sites[position].path != "['step']")
-            shown[first] = Cause(Role.ORIGIN, "resumed")
-    return shown
 
 
 # --- step by step
@@ -298,13 +271,12 @@ def table_at(comparison: Comparison, learned: Learned, step_a: int, step_b: int)
 
 def raise_floors(comparison: Comparison, entry_a: StepEntry) -> None:
     """Raise, in place, the floor of each noise run that has this step with another digest than a; reads both."""
+    step = entry_a.step
     for (reader, _), floor in zip(comparison.noise, comparison.floors, strict=True):
-        entry = reader.entry(reader.row_of(entry_a.step)) if entry_a.step in reader else entry_a
-        if entry.digest != entry_a.digest:
-            batches = comparison.a.read(entry_a.step), reader.read(entry.step)
-            compared = ~floor.alignment.are(*SETTING_KINDS)
+        if step in reader and reader.entry(reader.row_of(step)).digest != entry_a.digest:
+            batches, compared = (comparison.a.read(step), reader.read(step)), ~floor.alignment.are(*SETTING_KINDS)
             layouts = comparison.layouts[0], Layouts(reader.layouts)
-            floor.learn(table_of(floor.alignment, compared, (entry_a.step, entry.step), batches, layouts))
+            floor.learn(table_of(floor.alignment, compared, (step, step), batches, layouts))
 
 
 class Account:
@@ -312,7 +284,6 @@ class Account:
 
     Attributes:
         counted: bool per union number, whether records of the site are counted.
-        chosen: bool per union number, whether they are selected to be compared.
         structure: what differs in structure so far.
         begins: what is known of what the step after `last` begins with.
         learned: what the steps so far have shown.
@@ -322,67 +293,70 @@ class Account:
         one_sided: (index, table) of the first step in which only causes differed and results do not agree; None for
             none.
         closed: whether no further step is to be seen.
+        later: records of steps after the first divergence that were opened.
     """
 
-    def __init__(self, comparison: Comparison, outcome: RankOutcome, counted: Mask, begins: Beginning) -> None:
-        """Prepare for the first step; sets the outcome's `structure`.
+    def __init__(self, comparison: Comparison, paired: Paired, begins: Beginning, which: bool | None) -> None:
+        """Prepare for the first step.
 
         Args:
             comparison: the rank of both runs.
-            outcome: is filled.
-            counted: mask of a's sites whose records are counted.
+            paired: its common steps.
             begins: what is known of what the later run begins with.
+            which: True for evaluation alone, False for training alone, None for all.
         """
-        alignment, which = comparison.alignment, outcome.evaluation
-        self.comparison, self.outcome, self.options = comparison, outcome, comparison.options
-        self.counted = np.append(counted, np.zeros(len(alignment) - len(counted), np.bool_))
-        self.chosen = comparison.chosen if which is None else comparison.chosen & (alignment.evaluating == which)
-        self.entire = which is None and not (self.options.kinds or self.options.modules)
+        alignment, options = comparison.alignment, comparison.options
+        self.comparison, self.begins, self.learned = comparison, begins, Learned()
+        self.outcome = RankOutcome(comparison.rank, paired, comparison.match, comparison.offset, which)
+        self.counted = alignment.selected(options.kinds, options.modules)
         if which is not None:  # its first divergence alone is asked for
-            self.options = replace(self.options, limit=0, whole_step=False, want_map=False)
-        self.structure = outcome.structure = Structure(alignment, comparison.match)
-        self.begins, self.learned = begins, Learned()
-        if self.begins.resumed:  # what a checkpoint did not restore
-            outcome.results_known = Known.DIFFERS
+            self.counted = self.counted & (alignment.evaluating == which)
+            options = replace(options, limit=0, whole_step=False, want_map=False, later=0)
+        self.options, self.structure = options, Structure(comparison)
+        if begins.resumed:  # what a checkpoint did not restore
+            self.outcome.results_known = Known.DIFFERS
         self.last: int | None = None
         self.began: Table | None = None
-        self.new_values = False
+        self.new_values = self.closed = False
         self.one_sided: tuple[int, Table] | None = None
-        self.closed = False
+        self.later = 0
 
     def see(self, place: int, table: Table, learned: Learned) -> None:
         """Count a step, narrow the results by it, and list what diverges in it.
 
-        Training or evaluation alone is closed at its first divergence. Otherwise, unless a map or all divergences are
-        wanted, an account is closed once more than `options.later` records were opened from the diverging step on; the
-        outcome then has only the steps up to there.
+        Unless a map or all divergences are wanted, an account is closed once more than `options.later` records were
+        opened from the diverging step on; the outcome then has only the steps up to there.
 
         Args:
             place: index of the step among the common ones.
             table: the step after all passes.
             learned: what the steps so far have shown, this one included.
         """
-        outcome, self.learned = self.outcome, learned
+        outcome, options, self.learned = self.outcome, self.options, learned
         if outcome.evaluation is not None:
-            table = replace(table, chosen=self.chosen[table.site])
+            table = replace(table, chosen=table.chosen & self.counted[table.site])
         self._count_passed(table)
-        self._narrow_results(table)
+        outcome.see_results(table)
         if (table.diverging & table.chosen).any():
             self._list_step(place, table)
-        if outcome.first is not None and outcome.evaluation is not None:
-            self.closed = True
-        elif outcome.first is not None and not (self.options.want_map or self.options.limit is None):
+        if outcome.first is not None and not (options.want_map or options.limit is None):
             records = len(table.a) * len(self.comparison.a.readers) + len(table.b) * len(self.comparison.b.readers)
-            outcome.later += max(records, self.options.least)
-            if outcome.later > self.options.later:
+            self.later += max(records, options.least)
+            if self.later > options.later:
                 paired, places = outcome.paired, slice(place + 1)
                 outcome.unopened, self.closed = len(paired) - place - 1, True
                 outcome.paired = replace(paired, rows_a=paired.rows_a[places], rows_b=paired.rows_b[places])
 
-    def end(self) -> None:
-        """List the first step in which only causes differed, where nothing else did and no result agreed there."""
+    def end(self) -> RankOutcome:
+        """The outcome, with its `changes` and the records of steps that were not opened.
+
+        Where nothing else differed, and no result agreed there, the first step in which only causes did is listed.
+        """
         if self.outcome.first is None and self.one_sided is not None:
             self._list_step(*self.one_sided, structure=True)
+        self.outcome.changes = changes_of(self.structure)
+        self._count_unopened()
+        return self.outcome
 
     # --- counts
 
@@ -399,7 +373,7 @@ class Account:
         one, two = (of_run.column("status") for of_run in table.both(both))
         blind = missing.copy()
         blind[both] = (one == Status.NOT_OBSERVED) != (two == Status.NOT_OBSERVED)
-        recorded = self.counted[np.asarray(comparison.a.read(table.step).site)]
+        recorded = self.counted[comparison.a.read(table.step).site]
         masks = {
             "equal": self.counted[table.site] & table.agreeing,
             "opened": recorded,
@@ -414,39 +388,41 @@ class Account:
         # what the step before left, where b lists it
         outcome.tally["records"] += int(self.counted[table.halves[0].sites].sum()) - int(recorded.sum())
         if (chosen & (state == EVALUATING)).any() and (runs := evaluates(table))[0] != runs[1]:
-            self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
+            self.structure.evaluations.setdefault("a" if runs[0] else "b", table.step)
         outcome.unused_note = outcome.unused_note or unused_note(table, chosen & (state == UNUSED))
         if outcome.first is None and not outcome.tolerated and (site := table.first_of(masks["within"])):
             outcome.tolerated = f"{what(site)} in step {table.step}"
         if not outcome.blind_site and (site := table.first_of(blind)):
-            when = {Phase.EVAL: "in the evaluation of", Phase.START: "at the start of"}.get(site.phase, "at")
-            outcome.blind_site = f"{site.kind.value} of {site.fqn} {when} step {table.step}"
+            outcome.blind_site = f"{what(site)} in {'the evaluation of ' * site.evaluates}step {table.step}"
 
-    def _narrow_results(self, table: Table) -> None:
-        """Narrow the outcome's `results` (kinds that agree in all steps) and `results_known` by this step.
+    def _count_unopened(self) -> None:
+        """Add the records of steps with equal digests to the tally.
 
-        A step that trains nothing does not count, but for the first; one without an update does not narrow `results`.
-        `hidden` becomes the kinds that are NaN throughout in this step, until it was empty once.
+        As much as of the last common step is taken not to have been seen by run a. That step is blank if it has outputs
+        but none that was observed, and neither a loss nor a parameter's gradient.
         """
-        outcome = self.outcome
-        if outcome.results is None or outcome.hidden:
-            outcome.hidden = nan_kinds(table)
-        if outcome.results is not None and not is_training(table):
+        reader, counted, are = self.comparison.a, self.counted, self.comparison.alignment.are
+        paired, tally = self.outcome.paired, self.outcome.tally  # as far as it was walked
+        if not len(paired):
             return
-        if self.entire:
-            kinds = agreed_kinds(table) - outcome.hidden
-            if outcome.results is None or table.are(Phase.OPTIMIZER).any():
-                outcome.results = kinds if outcome.results is None else outcome.results & kinds
-            outcome.results_known = worst_of((outcome.results_known, results_known(table)))
+        first, last = (reader.read(paired[place][0].step) for place in (0, -1))
+        records = paired.records or len(first) + len(last) * (len(paired) - 1)
+        if not counted.all():
+            records = sum(int(counted[reader.read(entry.step).site].sum()) for entry, _ in paired)
+        unopened, of_last, missing = records - tally["opened"], counted[last.site], unseen(last)
+        blind = round(unopened * (missing & of_last).sum() / max(of_last.sum(), 1))
+        outputs, shows = of_last & are(Kind.OUTPUT)[last.site], are(Kind.LOSS, Kind.GRAD)[last.site]
+        blank = outputs.any() and not (shows | (outputs & ~missing)).any()
+        tally.update(records=records, blind_both=blind, equal=unopened - blind, blank=int(blank))
 
     # --- divergences
 
     def _list_step(self, place: int, table: Table, *, structure: bool = False) -> None:
         """Count a diverging step, and list its divergences as far as the limit goes.
 
-        Of the first such step also the divergence that leads, the other origins and what a resumed run lost; in it,
-        saved files come last. A step in which only causes differ is added to the structure alone. Sets `begins` and
-        `last`, unless the limit was reached before.
+        Of the first such step also the divergence that leads, and the other origins; in it, saved files come last. A
+        step in which only causes differ is added to the structure alone. Sets `begins` and `last`, unless the limit was
+        reached before.
 
         Args:
             place: index of the step among the common ones.
@@ -454,7 +430,7 @@ class Account:
             structure: whether to list causes too.
         """
         comparison, outcome, limit = self.comparison, self.outcome, self.options.limit
-        chosen = table if self.entire else table.keeping(table.chosen)
+        chosen, begins = table.keeping(table.chosen), outcome.first is None
         if not structure and self._add_causes(place, chosen):  # else no result says that it changed nothing
             return
         diverged, alone = len(chosen.in_order), [len(half.only) for half in chosen.halves]
@@ -463,32 +439,23 @@ class Account:
             if outcome.heat is None:
                 outcome.heat = Heat(comparison.alignment, outcome.paired.steps.tolist())
             outcome.heat.add(place, chosen)
-        if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
+        if not begins and limit is not None and len(outcome.listed) >= limit:
             return
-        begins = outcome.first is None
         step = Step(comparison, table, self._beginning_of(table), self.learned)
-        place_of = {row: position for position, row in enumerate(table.in_order.tolist())}
-        positions = [place_of[row] for row in chosen.in_order.tolist()]
+        positions = np.flatnonzero(step.divergences.chosen).tolist()
         if begins:  # a file that is saved shows what was there before: it leads where nothing else differs
             positions.sort(key=lambda position: step.sites[position].kind is Kind.PRODUCT)
-        if begins and comparison.causes is not None:
             lead = choose_lead(step, positions, self.structure, self.began, new_values=self.new_values)
-            if lead is not None:
-                self._append_divergence(*lead)
-                led = outcome.listed[-1].site if lead[0].number == step.number else None
-                positions = [position for position in positions if step.sites[position] != led]
-        lost = shown_losses(step, outcome.resumption) if begins else {}
+            outcome.first, outcome.cause = first, cause = self._append_divergence(*lead)
+            outcome.step = lead[0]
+            if outcome.step.number == step.number:
+                positions = [position for position in positions if step.sites[position] != first.site]
+                others = origins(step, positions, first.site, cause) if cause.role is Role.ORIGIN else ()
+                outcome.origins = [(divergence_at(step, position, other), other) for position, other in others]
+        if limit is not None and not (begins and self.options.whole_step):
+            positions = positions[: max(limit - len(outcome.listed), 0)]
         for position in positions:
-            room = limit is None or len(outcome.listed) < limit or (begins and self.options.whole_step)
-            if outcome.first is not None and not room:
-                break
-            self._append_divergence(step, position, lost.get(position) if outcome.first is not None else None)
-        if begins:
-            outcome.lost += [divergence_at(step, position, cause) for position, cause in lost.items()]
-            first, cause = outcome.first, outcome.cause
-            if first is not None and cause is not None and cause.role is Role.ORIGIN and first.step == step.number:
-                others = origins(step, positions, first.site, cause)
-                outcome.origins += [(divergence_at(step, position, other), other) for position, other in others]
+            self._append_divergence(step, position)
         self.begins, self.last = step.begins.after(comparison.recorded_after_steps, table), table.step
 
     def _beginning_of(self, table: Table) -> Beginning:
@@ -514,7 +481,7 @@ class Account:
             table: its table, with only what was selected diverging.
         """
         causes = table.keeping(table.cause)
-        if self.comparison.causes is None or not causes.diverging.any():
+        if not causes.diverging.any():
             return False
         self.structure.add_causes(causes)
         if causes.diverging.sum() < table.diverging.sum():
@@ -527,26 +494,16 @@ class Account:
         if undecided and (outcome.hidden or not agree):
             if agree is not None:
                 self.one_sided = self.one_sided or (place, table)
-            elif not watches_results(*self.comparison.manifests):
-                outcome.unrecorded = table.step
+            elif not all(TRAINED & observed_kinds(manifest) for manifest in self.comparison.manifests):
+                outcome.unrecorded = True
         return True
 
-    def _append_divergence(self, step: Step, position: int, cause: Cause | None = None) -> None:
-        """Add one divergence to the outcome's list, judged here unless `cause` is given.
-
-        If it is the first, also sets `first`, `cause` and `step` of the outcome.
-
-        Args:
-            step: the step in which it lies.
-            position: its place among the step's divergences.
-            cause: its cause; None to judge it.
-        """
-        outcome = self.outcome
-        cause = cause or _judged(step, position)
+    def _append_divergence(self, step: Step, position: int) -> tuple[Divergence, Cause]:
+        """Judge the divergence at a position of a step and add it to the outcome's list; returns both."""
+        cause = _judged(step, position)
         divergence = divergence_at(step, position, cause)
-        if outcome.first is None:
-            outcome.first, outcome.cause, outcome.step = divergence, cause, step
-        outcome.listed.append(divergence)
+        self.outcome.listed.append(divergence)
+        return divergence, cause
 
 
 def compare_rank(comparison: Comparison) -> RankOutcome:
@@ -554,66 +511,23 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
 
     Where a run evaluates, and ranks are compared one by one, the outcome has `parts`: of training and of evaluation.
     """
-    options, paired, sites = comparison.options, steps_of(comparison), comparison.sites[0]
+    paired, learned = steps_of(comparison), Learned()
+    opened = dict.fromkeys(differing(paired))
     evaluates = not comparison.is_whole and any(of_run.are(Phase.EVAL).any() for of_run in comparison.sites)
-    outcomes, counted, opened = [], [], dict.fromkeys(differing(paired))
-    for which in (None, False, True) if evaluates else (None,):
-        outcomes.append(RankOutcome(comparison.rank, paired, comparison.match, comparison.offset, which))
-        of_part = sites.selected(options.kinds, options.modules)
-        counted.append(of_part if which is None else of_part & (sites.evaluating == which))
-    whole, *parts = outcomes
-    whole.resumption = None if options.narrowed else comparison.resumption
     begins = beginning_at_resume(comparison.resume_point) if opened else Beginning()
-    accounts = [Account(comparison, *each, begins) for each in zip(outcomes, counted, strict=True) if opened]
+    parts = (None, False, True) if evaluates else (None,)
+    accounts = [Account(comparison, paired, begins, which) for which in parts]
     for place in range(len(paired) * bool(opened)) if comparison.floors else opened:  # all steps raise the floors
         entry_a, entry_b = paired[place]
         raise_floors(comparison, entry_a)
         if place in opened:
-            table, whole.learned = table_at(comparison, whole.learned, entry_a.step, entry_b.step)
+            table, learned = table_at(comparison, learned, entry_a.step, entry_b.step)
             for account in accounts:
                 if not account.closed:
-                    account.see(place, table, whole.learned)
+                    account.see(place, table, learned)
         if all(account.closed for account in accounts):
             break
-    for account in accounts:
-        account.end()
-    for outcome, mask in zip(outcomes, counted, strict=True):
-        _count_unopened(comparison, outcome, mask)
-    whole.parts = {bool(part.evaluation): part for part in parts}
+    whole, *separate = [account.end() for account in accounts]
+    whole.learned, whole.parts = learned, {bool(part.evaluation): part for part in separate}
+    whole.resumption = None if comparison.options.narrowed else comparison.resumption
     return whole
-
-
-def _count_unopened(comparison: Comparison, outcome: RankOutcome, counted: Mask) -> None:
-    """Add the records of steps with equal digests to an outcome's tally.
-
-    They are not opened, so as much as of the last common step is taken not to have been seen by run a.
-
-    Args:
-        comparison: the rank of both runs.
-        outcome: the steps that were opened are counted already.
-        counted: mask of a's sites whose records are counted.
-    """
-    paired = outcome.paired  # as far as it was walked
-    ends = [comparison.a.read(paired[place][0].step) for place in (0, -1)] if len(paired) else []
-    records = paired.records or sum(len(batch) * n for batch, n in zip(ends, (1, len(paired) - 1), strict=False))
-    if not counted.all():
-        records = sum(int(counted[np.asarray(comparison.a.read(entry.step).site)].sum()) for entry, _ in paired)
-    outcome.tally.update(records=records)
-    if ends:
-        last, unopened = ends[-1], records - outcome.tally["opened"]
-        blind = round(unopened * (unseen(last) & counted[last.site]).sum() / max(counted[last.site].sum(), 1))
-        blank = _is_blank(last, comparison.sites[0], counted)
-        outcome.tally.update(blind_both=blind, equal=unopened - blind, blank=int(blank))
-
-
-def _is_blank(batch: StepBatch, sites: Columns, counted: Mask) -> bool:
-    """Whether a step has outputs but none that was observed, and neither a loss nor a parameter's gradient.
-
-    Args:
-        batch: records of the step.
-        sites: the run's sites.
-        counted: mask of sites whose outputs count.
-    """
-    outputs = (counted & sites.are(Kind.OUTPUT))[batch.site]
-    shows = (outputs & ~unseen(batch)) | sites.are(Kind.LOSS, Kind.GRAD)[batch.site]
-    return bool(outputs.any() and not shows.any())

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.answer.causes import likely_words
 from introspect_cli.compare.changes.statements import Nearness
 from introspect_cli.compare.measure import is_shapeless, shapes_differ
-from introspect_cli.compare.outcome import SHOWN, clause_of
 from introspect_cli.compare.result import (
     Certainty,
     DiffResult,
@@ -542,19 +541,13 @@ def _origins_blocks(result: DiffResult, everything: bool) -> list[Block]:
 
 
 def _structure_blocks(result: DiffResult, everything: bool) -> list[Block]:
-    """Lines on differences in structure that the head does not name, with their evidence.
-
-    [] where there are none, or where a verdict other than DIVERGED names them all in its sentence and none has
-    evidence.
-    """
-    changes = tuple(change for change in result.structure if not (result.head and clause_of(change) in result.head))
-    in_sentence = result.verdict is not Verdict.DIVERGED and len(changes) <= SHOWN
-    if not changes or (in_sentence and not any(change.evidence for change in changes)):
+    """Lines on differences in structure that the sentence does not name; [] where there are none."""
+    changes = [clean(change.text) for change in result.structure if change.text not in result.sentence]
+    if not changes:
         return []
     shown = changes if everything else changes[:_SHOWN_STRUCTURE]
-    clauses = (f"{clause_of(change)}{f' ({change.evidence})' if change.evidence else ''}" for change in shown)
     rest = rest_of(len(changes), len(shown), "--all lists them", 2)
-    return section("What differs besides numbers:", [*(line(clean(each), indent=2) for each in clauses), *rest])
+    return section("What differs besides numbers:", [*(line(each, indent=2) for each in shown), *rest])
 
 
 # --- settings: their values stand in JSON and on a page in places of their own

@@ -142,7 +142,7 @@ class TestCoverage:
         b = [[row("forward", "input", "Net", X), row("forward", "output", "Net", None)]]
         result = diff(a, b)
         assert result.verdict is Verdict.UNDECIDED
-        assert "output of Net at step 0" in result.sentence
+        assert "the output of Net in step 0" in result.sentence
         assert result.counts.not_observed == 1
 
     def test_what_neither_saw_is_noted_and_where_that_is_most_it_is_undecided(self, diff):
@@ -216,7 +216,7 @@ class TestNoise:
 
 
 def renames(result):
-    return {(change.a, change.b): change.evidence for change in result.structure if change.change == "renamed"}
+    return {(change.a, change.b) for change in result.structure if change.change == "renamed"}
 
 
 def test_a_resumed_run_is_aligned_with_the_steps_it_repeats(tmp_path):

@@ -79,7 +79,7 @@ def test_what_ranks_share_out_is_not_seen_where_a_rank_is_gone(tmp_path):
     half = write_step(tmp_path / "half", [(BATCH, SMALL, 7, 2.0), (OTHER, SMALL, 5)], world=2)
     result = compared(alone, half)
     assert result.verdict is Verdict.UNDECIDED
-    assert "only one run could see (the first: batch of DataLoader at step 0)" in result.sentence
+    assert "only one run could see (the first: the batch from DataLoader in step 0)" in result.sentence
 
 
 def test_gradients_of_parts_that_all_samples_share_are_added_up(tmp_path):

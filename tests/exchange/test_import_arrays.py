@@ -283,7 +283,7 @@ def test_parameters_that_a_list_has_at_the_start_of_every_step_are_those_that_th
     [
         ("every", 2, 1.0, "The runs are the same: 8 records of 1 step, "),
         ("every", 2, 1.5, "Net.act"),
-        ("odd", 3, 1.0, "(the first: output of Net.embed in the evaluation of step 3)"),
+        ("odd", 3, 1.0, "(the first: the output of Net.embed in the evaluation of step 3)"),
     ],
 )
 def test_arrays_of_an_evaluation_are_reported_as_that(sampled, tmp_path, run, step, scale, said):

@@ -11,15 +11,14 @@ the earlier of the two.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from introspect_cli.compare.answer.compared import Compared
 from introspect_cli.compare.comparison import Comparison
 from introspect_cli.compare.ledger import At
-from introspect_cli.compare.match import correspond, other_roots
-from introspect_cli.compare.outcome import RankOutcome, changes_of
+from introspect_cli.compare.match import Correspondence, correspond, other_roots
 from introspect_cli.compare.passes import rounding_note
 from introspect_cli.compare.resumed import detected_offset, offset_by_labels
 from introspect_cli.compare.say import told
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.measure import Ids
+    from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.store.reader import Reader
     from introspect_cli.store.run import Run
@@ -176,9 +176,8 @@ def compare_ranks(
 ) -> list[RankOutcome]:
     """Outcomes of ranks compared one by one, in the order of `ranks`.
 
-    With `work` and several ranks, or with more than MANY ranks, outcomes lack cause, step, structure and origins,
-    except those of the rank that diverges first and of the first whose structure differs: these two are compared a
-    second time. `options.later` is shared out among the ranks.
+    With `work` and several ranks, or with more than MANY ranks, outcomes lack cause, step and origins, except that of
+    the rank that diverges first, which is compared a second time. `options.later` is shared out among the ranks.
 
     Args:
         pair: the runs.
@@ -205,29 +204,23 @@ def compare_ranks(
         for one in (outcome, *outcome.parts.values()):
             one.paired = replace(one.paired, a=pair.a.rank(one.rank), b=pair.b.rank(one.rank))
     best = Compared(pair.a, pair.b, options, outcomes).best
-    structural = next((outcome for outcome in outcomes if outcome.structural), None)
-    for at, outcome in enumerate(outcomes):
-        if outcome is best or outcome is structural:
-            outcomes[at] = pair.compare_rank(ranks[at], options if outcome is best else less)
-    return outcomes
+    return [pair.compare_rank(outcome.rank, options) if outcome is best else outcome for outcome in outcomes]
 
 
 def _without_readers(outcome: RankOutcome) -> RankOutcome:
     """A copy of an outcome that can be pickled: without readers, cause, step, and what only the first rank needs."""
     nobody = cast("Reader", None)  # until `compare_ranks` has them
     paired = replace(outcome.paired, a=nobody, b=nobody)
-    blank, parts = RankOutcome(outcome.rank, paired), {each: _without_readers(of) for each, of in outcome.parts.items()}
-    left_out = ("cause", "step", "heat", "structure", "match", "origins", "lost")
-    differs = outcome.structure is not None and bool(changes_of(outcome.structure, same=False))
-    without: dict[str, Any] = {name: getattr(blank, name) for name in left_out}
-    return replace(outcome, paired=paired, structural=differs, parts=parts, **without)
+    parts, nothing = {each: _without_readers(of) for each, of in outcome.parts.items()}, Correspondence()
+    bare = replace(outcome, cause=None, step=None, heat=None, match=nothing, origins=[])
+    return replace(bare, paired=paired, parts=parts)
 
 
 # --- training and evaluation alone
 
 
 def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
-    """Set an outcome's trailing steps, and whether both runs evaluate.
+    """Set an outcome's trailing steps, and drop its part of evaluation unless both runs evaluate.
 
     Where the outcome diverges as well, its first divergence becomes the earlier of those of training and of evaluation.
     """
@@ -243,10 +236,8 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
     outcome.paired = replace(paired, tail_a=tails[0], tail_b=tails[1])
     if not outcome.parts:
         return
-    outcome.evaluated = all(
-        (sites.selected(options.kinds, options.modules) & sites.evaluating).any() for sites in comparison.sites
-    )
-    if not outcome.evaluated:
+    selected = [sites.selected(options.kinds, options.modules) & sites.evaluating for sites in comparison.sites]
+    if not all(mask.any() for mask in selected):
         del outcome.parts[True]
     _set_earliest(outcome, options)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from introspect_cli.compare.evidence import Known
 from introspect_cli.compare.measure import Layouts, nan_throughout
-from introspect_cli.compare.outcome import NAMES, RESULTS, TRAINED, changes_of, sentence_of
+from introspect_cli.compare.outcome import RESULTS, TRAINED
 from introspect_cli.compare.result import Counts, Separate, Verdict
 from introspect_cli.compare.say import some, told, what, what_diverges
 from introspect_cli.compare.table import OTHER
@@ -192,10 +192,10 @@ class Compared:
         diverging = [(order_of_ranks(outcome.first), outcome) for outcome in self.outcomes if outcome.first is not None]
         return min(diverging, key=lambda pair: pair[0], default=(None, None))[1]
 
-    def structure(self, *, same: bool = False) -> tuple[StructureChange, ...]:
-        """Structural changes of the first rank that has any; `same`: worded for runs in which no value differs."""
-        every = (outcome.structure for outcome in self.outcomes if outcome.structure is not None)
-        return next((changes for structure in every if (changes := changes_of(structure, same=same))), ())
+    @property
+    def structure(self) -> tuple[StructureChange, ...]:
+        """Structural changes of the first rank that has any."""
+        return next((outcome.changes for outcome in self.outcomes if outcome.changes), ())
 
     @cached_property
     def results_agree(self) -> bool:
@@ -238,8 +238,8 @@ class Compared:
 
 
 def _kinds_words(kinds: frozenset[Kind] | None) -> str:
-    """Kinds of results in words: `losses, gradients of the parameters`."""
-    return ", ".join(name for kind, name in NAMES.items() if kind in (kinds or ()))
+    """Kinds of results in words: `losses, parameter gradients`."""
+    return ", ".join(kind.several for kind in RESULTS if kind in (kinds or ()))
 
 
 # --- what was not compared
@@ -313,7 +313,7 @@ def agreement(compared: Compared, name: str = "") -> tuple[Verdict, str]:
     if why := next(_doubts(compared), ""):
         return Verdict.UNDECIDED, told("could-not-tell", of=name.lower(), why=why)
     counts, by_results = compared.counts, compared.by_results
-    changes = () if name and not by_results else compared.structure(same=not by_results)
+    changes = () if name and not by_results else compared.structure
     first = None if compared.best is None else compared.best.first
     agreed = [outcome.results for outcome in compared.outcomes if outcome.results is not None]
     text = told(
@@ -332,7 +332,8 @@ def agreement(compared: Compared, name: str = "") -> tuple[Verdict, str]:
         what=first and what_diverges(first),
         blind=compared.blind_words,
     )
-    return Verdict.SAME, f"{text}{sentence_of(changes)}{_nan_words(compared.outcomes)}"
+    besides = told("besides", changes=some([change.text for change in changes], between="; ") if changes else "")
+    return Verdict.SAME, f"{text}{besides}{_nan_words(compared.outcomes)}"
 
 
 def unseen_names(compared: Compared, phase: Phase) -> str:
@@ -367,8 +368,8 @@ def _doubts(compared: Compared) -> Iterator[str]:
             if tail:
                 agreed, more = {"within": counts.within, "until": compared.until}, count(tail, "step")
                 yield told("ends-before", **agreed, short=OTHER[long], run=long, more=more)
-    unrecorded = any(outcome.unrecorded is not None for outcome in compared.outcomes) and compared.evaluation is None
-    if unrecorded and not compared.by_results and compared.structure(same=True):
+    unrecorded = any(outcome.unrecorded for outcome in compared.outcomes) and compared.evaluation is None
+    if unrecorded and not compared.by_results and compared.structure:
         yield told("no-results")
     tables = [outcome.paired.a.sites for outcome in compared.outcomes if len(outcome.paired)]
     recorded = {pair for sites in tables for pair in zip(sites.kind, sites.phase, strict=True)}

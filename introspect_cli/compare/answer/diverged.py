@@ -22,7 +22,7 @@ from introspect_cli.compare.answer.compared import (
 )
 from introspect_cli.compare.answer.weights import MADE_BY_CODE, SAYS_NOTHING, setting_changes, weighed_by_code
 from introspect_cli.compare.changes.statements import CodeChanges, Nearness
-from introspect_cli.compare.evidence import RANDOM, Known, Thing
+from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing
 from introspect_cli.compare.names import owner_of
 from introspect_cli.compare.outcome import strip_of
 from introspect_cli.compare.reasons import ranks
@@ -44,7 +44,7 @@ from introspect_cli.compare.result import (
 from introspect_cli.compare.resumed import RATES, holds_part
 from introspect_cli.compare.say import fact_of, parts_words, sentence, some, told, what_diverges
 from introspect_cli.compare.settings.beginning import find_first_event
-from introspect_cli.compare.step import Step
+from introspect_cli.compare.step import Step, divergence_at
 from introspect_cli.compare.table import OTHER, WITHIN
 from introspect_cli.records import Kind, Phase
 
@@ -92,10 +92,12 @@ def origins_of(at: View, outcomes: Sequence[RankOutcome], lost: Sequence[Part]) 
         lost: parts of the checkpoint that were not restored.
     """
     best, first, ending = at.outcome, at.first, cut_short(at)
+    sites = at.step.sites if at.step.comparison.is_resume_step(at.step.number) else ()
     for place, part in enumerate(sorted(lost, key=lambda part: not _loss_explains(part, first))):
-        leads = [first] if place == 0 and _loss_explains(part, first) else []
-        shown = [*leads, *(record for record in best.lost if holds_part(record.site, part)), None]
-        yield Origin(told("part-lost", part=parts_words([part])[0]), shown[0], part.part)
+        held = [position for position, site in enumerate(sites) if holds_part(site, part)]
+        shown = divergence_at(at.step, held[0], Cause(Role.ORIGIN, "resumed")) if held else None
+        leads = place == 0 and _loss_explains(part, first)
+        yield Origin(told("part-lost", part=parts_words([part])[0]), first if leads else shown, part.part)
     every = [(first, at.cause), *best.origins] if first.role is Role.ORIGIN else []
     for divergence, cause in every[bool(lost) :]:
         view = View(replace(best, first=divergence, cause=cause), outcomes)
@@ -173,7 +175,8 @@ def diverged_answer(answer: DiffResult, compared: Compared, hidden: str) -> Diff
         candidates=tuple(sorted(at.peers, key=order_of_ranks)),
         divergences=tuple(listed[: None if options.whole_step else options.limit]),
         settings=at.settings,
-        findings=(*([] if code is None else [code]), *answer.findings, *origins),
+        code=code,
+        origins=tuple(origins),
         notes=tuple(dict.fromkeys((*answer.notes, *([later] if later else ())))),
         map=best.heat.result() if best.heat is not None else None,
         defined_in=next((tree[name].source for name in names for tree in at.step.modules if name in tree), ""),

@@ -256,7 +256,8 @@ def find_grad_scale(at: View) -> Iterator[Finding]:
 def plain_cause(step: Step, position: int) -> Cause | None:
     """Cause `plain` of a loss or gradient where no module is called; None where anything differs before it."""
     site, order = step.sites[position], step.order_at(position)
-    if not step.has_no_modules or is_fed(step, position):
+    without = {Kind.OUTPUT, Kind.OP_OUTPUT} & step.comparison.kinds == {Kind.OUTPUT} and not any(step.modules)
+    if not without or step.alignment.are(Kind.INPUT, Kind.OUTPUT).any() or is_fed(step, position):
         return None
     losses = (loss,) if site.kind is Kind.GRAD else ()
     data = (batches,) if step.of(Kind.BATCH, frozenset({Phase.DATA})).size else ()
