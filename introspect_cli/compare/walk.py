@@ -442,7 +442,8 @@ class Account:
         if not begins and limit is not None and len(outcome.listed) >= limit:
             return
         step = Step(comparison, table, self._beginning_of(table), self.learned)
-        positions = np.flatnonzero(step.divergences.chosen).tolist()
+        place_of = {row: position for position, row in enumerate(table.in_order.tolist())}
+        positions = [place_of[row] for row in chosen.in_order.tolist()]  # ordered by what was selected
         if begins:  # a file that is saved shows what was there before: it leads where nothing else differs
             positions.sort(key=lambda position: step.sites[position].kind is Kind.PRODUCT)
             lead = choose_lead(step, positions, self.structure, self.began, new_values=self.new_values)
