@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.answer.compared import Raised
     from introspect_cli.compare.changes.code import Depths
-    from introspect_cli.compare.changes.statements import Change, CodeChanges
+    from introspect_cli.compare.changes.statements import Change, CodeChanges, Definition
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.settings.beginning import Event
 
@@ -212,7 +212,7 @@ def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths
     between = code.training_loops() if "between" in leads.through else set[Statement]()
     if "called" in leads.through:
         between |= code.with_what_runs(dict.fromkeys(between, 0)).keys()
-    computes = _computing(code, at, clues, models, between)
+    computes = _computing(code, at, side, clues, models, between)
     if at.cause.reason == "gap":  # what was not recorded may be anything
         between.update(code.statements)
     reach = recorded, computes, code.statements_behind([*recorded, *computes], models), dict.fromkeys(between, 0)
@@ -231,26 +231,36 @@ def _statements_beside(code: Code, at: View, owners: Sequence[str], fqn: str, *,
     return {s for owner, inner in calls for s in code.statements_beside(owner, inner.partition(".")[0], after=after)}
 
 
-def _computing(code: Code, at: View, clues: Clues, models: set[str], between: set[Statement]) -> Depths:
+def _calling(code: Code, at: View, side: int) -> set[Definition]:
+    """The function that calls the module of which an input differs, by the line on record; empty for all else."""
+    row = at.table.rows_of["ab"[side]].get(at.union) if at.site.kind is Kind.INPUT else None
+    reader, batch = (at.step.comparison.a, at.step.comparison.b)[side], at.table.halves[side].batch
+    line = _LINE.fullmatch("" if row is None else reader.sites.source[int(batch.site[row])])
+    return {s.place for s in code.statements_at(line[1], int(line[2]), int(line[2]))} if line else set()
+
+
+def _computing(code: Code, at: View, side: int, clues: Clues, models: set[str], between: set[Statement]) -> Depths:
     """Statements that compute the first value that differs, with their depth: by the reason, and what they call.
 
     Args:
         code: the version.
         at: the divergence.
+        side: 0 for a, 1 for b.
         clues: of it.
         models: what the script calls its models.
         between: what a step runs; where it is known, no other call of a model is one of the training.
     """
     reason, (pattern, through) = clues.reason, _LEADS_BY_REASON.get(clues.reason, Leads())
+    calling = _calling(code, at, side) if "modules" in through else set()
     optimizers = {name.partition("#")[0] for side in at.steppers for name in side}
     named = clues.words | optimizers if {"words", "modules"} & {*through} else set[str]()
     named |= {_last_part(at.site.fqn)} if "tensor" in through else set()
-    near: Depths = {s: 0 for s in code.statements if named & (s.gives | s.calls)}
+    near: Depths = code.reached_from(*calling) | {s: 0 for s in code.statements if named & (s.gives | s.calls)}
     owners = (*clues.names[:1], *at.unseen_inside), clues.names[1:]
     classes, around = ([at.modules[name].module_class for name in names] for names in owners)
     for names, depth in ((around, _AROUND), (classes, 0)) if "modules" in through else ((optimizers, 0),):
         methods = {place for name in names for place in code.methods(name, *_FORWARD, "step")}
-        near = code.reached_from(*methods, depth=depth) | near
+        near = code.reached_from(*methods, depth=depth or int(not calling <= methods)) | near
     # lines on record of a random state that differs are of seedings
     calls = re.compile(_SEED if reason == "rng" and any(map(any, clues.lines)) else pattern)
     near = {s: 1 for s in code.statements if any(map(calls.search, s.calls | s.gives))} | near

@@ -269,7 +269,8 @@ def _statements_of(
         gone = [line for text, line in in_a.items() if text not in in_b]
         come = [line for text, line in in_b.items() if text not in in_a]
         rerouted = 0 < len(gone) + len(come) <= _MOST_REROUTED
-        yield from zip_longest(gone, come) if rerouted else [(one, two)]
+        if rerouted or not ((gone or come) and one and two and one.side.text != two.side.text):  # else neither changed
+            yield from zip_longest(gone, come) if rerouted else [(one, two)]
 
 
 def _add_change(changes: dict[object, Change], a: WrittenStatement | None, b: WrittenStatement | None) -> None:

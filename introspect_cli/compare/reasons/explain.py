@@ -103,11 +103,9 @@ def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:
         every = count(sum(before.values()) - before[ABSENT], "record")
         numbers = {"equal": before[EQUAL], "within": before[WITHIN], "unseen": before[NOT_SEEN]}
         clauses.append(told("records-before", all=every, step=at.first.step, **numbers))
-    clauses += [
-        f"{state.value.capitalize()}: {', '.join(map(say.thing, facts))}."
-        for state in (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
-        if (facts := with_state(story.evidence, state))
-    ]
+    states = (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
+    things = {state: ", ".join(map(say.thing, with_state(story.evidence, state))) for state in states}
+    clauses += [f"{state.value.capitalize()}: {text}." for state, text in things.items() if text]
     further = [*find_call_counts(at), *find_one_sided_draw(at)]
     if at.is_first_step and at.explained_reason in MAY_REST_ON_THEM:
         further += find_first_event(at.runs, at.first.rank, SCRIPT)
