@@ -200,8 +200,7 @@ def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths
         clues: of it.
         side: 0 for a, 1 for b.
     """
-    lines = (match for line in clues.lines[side] if (match := _LINE.fullmatch(line)))
-    recorded = {s: 0 for line in lines for s in code.statements_at(line[1], int(line[2]), int(line[2]))}
+    recorded = dict.fromkeys(_statements_on(code, clues.lines[side]), 0)
     if at is None:
         computes = code.reached_from(*(s.place for s in recorded))
         return recorded, computes, code.statements_behind([*recorded, *computes], ())
@@ -235,8 +234,13 @@ def _calling(code: Code, at: View, side: int) -> set[Definition]:
     """The function that calls the module of which an input differs, by the line on record; empty for all else."""
     row = at.table.rows_of["ab"[side]].get(at.union) if at.site.kind is Kind.INPUT else None
     reader, batch = (at.step.comparison.a, at.step.comparison.b)[side], at.table.halves[side].batch
-    line = _LINE.fullmatch("" if row is None else reader.sites.source[int(batch.site[row])])
-    return {s.place for s in code.statements_at(line[1], int(line[2]), int(line[2]))} if line else set()
+    return set() if row is None else {s.place for s in _statements_on(code, [reader.sites.source[batch.site[row]]])}
+
+
+def _statements_on(code: Code, lines: Sequence[str]) -> list[Statement]:
+    """Statements on lines given as `file:line`; other texts give none."""
+    places = filter(None, map(_LINE.fullmatch, lines))
+    return [s for line in places for s in code.statements_at(line[1], int(line[2]), int(line[2]))]
 
 
 def _computing(code: Code, at: View, side: int, clues: Clues, models: set[str], between: set[Statement]) -> Depths:

@@ -244,8 +244,8 @@ def _statements_of(
 
     A statement that both versions have, in one function and as often, is no change by itself: two of them moved, and
     where they are one, its value takes another way. Then it is the statements of the function that one version alone
-    has, if they are at most `_MOST_REROUTED`, else that statement. Where one version alone has a statement, the other's
-    is the one that it most likely replaced.
+    has, if they are at most `_MOST_REROUTED`, else that statement; of more, none where the value has two, one in each
+    version. Where one version alone has a statement, the other's is the one that it most likely replaced.
     """
     one, two = a.statement_of(found.a), b.statement_of(found.b)
     around = found.around or (None, None)

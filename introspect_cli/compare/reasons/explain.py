@@ -103,9 +103,8 @@ def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:
         every = count(sum(before.values()) - before[ABSENT], "record")
         numbers = {"equal": before[EQUAL], "within": before[WITHIN], "unseen": before[NOT_SEEN]}
         clauses.append(told("records-before", all=every, step=at.first.step, **numbers))
-    states = (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
-    things = {state: ", ".join(map(say.thing, with_state(story.evidence, state))) for state in states}
-    clauses += [f"{state.value.capitalize()}: {text}." for state, text in things.items() if text]
+    things = {state: ", ".join(map(say.thing, with_state(story.evidence, state))) for state in Known}
+    clauses += [f"{of.value.capitalize()}: {text}." for of, text in things.items() if text and of is not Known.DIFFERS]
     further = [*find_call_counts(at), *find_one_sided_draw(at)]
     if at.is_first_step and at.explained_reason in MAY_REST_ON_THEM:
         further += find_first_event(at.runs, at.first.rank, SCRIPT)
