@@ -281,6 +281,7 @@ def _computing(code: Code, at: View, side: int, clues: Clues, models: set[str], 
 
 
 _ELSEWHERE = ORDER.index(Nearness.ELSEWHERE), 0
+_BEHIND = ORDER.index(Nearness.BETWEEN)
 
 
 def _nearness(statement: Statement, reach: Sequence[Depths]) -> tuple[int, int]:
@@ -328,7 +329,7 @@ def _ranked_change(
 
     `hits` counts the words of its text that are among `named`, one that changed three times. A change that
     `_only_defines`, or names devices where both runs have the tensor on one, is `_FAR` deeper, has no hits and cannot
-    matter; one in a class of modules of which none is among those that `ran` only is behind the others.
+    matter; one in a class of modules of which none is among those that `ran` is BETWEEN at best, without hits.
     """
     counts = [Counter(re.findall(r"\w+(?:\.\d+)?", side.text if side else "")) for side in (change.a, change.b)]
     words = set((counts[0] - counts[1]) + (counts[1] - counts[0])) or set(counts[0] + counts[1])
@@ -345,7 +346,7 @@ def _ranked_change(
         return Ranked(change, ORDER[best[0]], best[1] + _FAR, can_matter=False)
     owners = {name for name in change.scope.split(".") for code, _ in sides if "Module" in code.kinds_of(name) - {name}}
     idle = bool(ran and owners) and not owners & ran
-    return Ranked(change, ORDER[best[0]], best[1] + _FAR * idle, hits * (not idle), can_matter=matters)
+    return Ranked(change, ORDER[max(best[0], _BEHIND * idle)], best[1], hits * (not idle), can_matter=matters)
 
 
 _DEFINED = re.compile(r"(?:async )?(def|class) (\w+)(?:\([\w., ]*\bModule\b)?")

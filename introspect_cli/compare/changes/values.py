@@ -749,8 +749,9 @@ def _paired_effects(one: Sequence[Value], two: Sequence[Value]) -> Iterator[tupl
 
     If kinds are equal one by one, in order. Else the most alike first (`_likeness` over `_LIKE`); what remains, and is
     inside nothing of the other list, pairs up in order if it is equally many.
+    Defaults pair up by their parameter alone.
     """
-    if [value.kind for value in one] == [value.kind for value in two]:
+    if len(one) == len(two) and all(x.kind == y.kind != "default" for x, y in zip(one, two, strict=True)):
         yield from zip(one, two, strict=True)
         return
     left, right = dict(enumerate(one)), dict(enumerate(two))
@@ -760,11 +761,8 @@ def _paired_effects(one: Sequence[Value], two: Sequence[Value]) -> Iterator[tupl
             yield left.pop(i), right.pop(j)
     gone = [value for value in left.values() if not any(value.key in other.inside for other in two)]
     come = [value for value in right.values() if not any(value.key in other.inside for other in one)]
-    if len(gone) == len(come):
-        yield from zip(gone, come, strict=True)
-    else:
-        yield from ((value, None) for value in gone)
-        yield from ((None, value) for value in come)
+    replaced = len(gone) == len(come) and all(value.kind != "default" for value in gone)
+    yield from zip(gone, come, strict=True) if replaced else [*zip_longest(gone, []), *zip_longest([], come)]
 
 
 _LIKE = 0.1
@@ -772,7 +770,12 @@ _MOST_PUT_AROUND = 3
 
 
 def _likeness(one: Value, two: Value) -> float:
-    """Share of keys that two values of one kind have in common, 0 to 1; 2 where one is inside the other."""
+    """Share of keys that two values of one kind have in common, 0 to 1; 2 where one is inside the other.
+
+    Of the defaults of two parameters 0, of one 1.
+    """
     if one.key in two.inside or two.key in one.inside:  # a condition came, or a block
         return 2.0
+    if one.kind == two.kind == "default":  # of one parameter, or of two
+        return float(one.parts[0] == two.parts[0])
     return len(one.inside & two.inside) / len(one.inside | two.inside) * (one.kind == two.kind)
