@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from introspect_cli.errors import UsageError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 from introspect_cli.selection import Option
 
@@ -211,11 +213,10 @@ class Comparing(Tolerating, Selecting):
         Raises:
             UsageError: an option cannot be read.
         """
-        from introspect_cli.compare.names import parse_rename
         from introspect_cli.compare.result import DiffOptions
 
         same = {name: getattr(self, name) for name in ("offset", "rtol", "atol", "strict")}
-        rename = tuple(parse_rename(text) for text in self.rename)
+        rename = tuple(_parsed_rename(text) for text in self.rename)
         return DiffOptions(**vars(self.read()), **same, by_value=self.match == "value", rename=rename, **more)
 
 
@@ -226,8 +227,6 @@ def compared_as(words: Sequence[str]) -> Comparing:
         UsageError: a word is no option that changes the answer of `diff` (a field of `Comparing`), or its value cannot
             be read.
     """
-    from introspect_cli.errors import UsageError
-
     command = click.command("--diff", add_help_option=False)(takes(Comparing)(lambda asked: asked))
     try:
         with command.make_context("--diff", list(words)) as context:
@@ -262,8 +261,6 @@ def pair_of(a: str | None, b: str | None) -> tuple[str, str]:
     Raises:
         UsageError: only one is named, or there are fewer than two.
     """
-    from introspect_cli.errors import UsageError
-
     if a is None:
         a, b = last_runs(2)
     if b is None:
@@ -312,3 +309,20 @@ def tell(line: str) -> None:
 def exit_code(verdict: Verdict) -> int:
     """The exit code for a verdict: 0 same, 1 diverged, 2 undecided."""
     return {"same": SAME, "diverged": DIVERGED, "undecided": UNDECIDED}[verdict.value]
+
+
+def _parsed_rename(text: str) -> tuple[str, str]:
+    r"""(pattern, replacement) of the text `OLD=NEW`, cut at its first `=`; `\=` stands for an equals sign.
+
+    Raises:
+        UsageError: no equals sign, an empty OLD, OLD is no regular expression, or NEW no replacement of it.
+    """
+    parts = re.split(r"(?<!\\)=", text, maxsplit=1)
+    if len(parts) != 2 or not parts[0]:
+        raise UsageError(f"--rename takes OLD=NEW, a regular expression and its replacement, not {text!r}.")
+    old, new = parts[0].replace("\\=", "="), parts[1].replace("\\=", "=")
+    try:
+        re.compile(old).sub(new, "")
+    except (re.error, IndexError) as error:
+        raise UsageError(f"--rename {text!r} is not a regular expression with its replacement: {error}.") from None
+    return old, new

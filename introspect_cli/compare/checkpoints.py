@@ -17,12 +17,13 @@ import re
 from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import replace
-from itertools import permutations, product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from itertools import chain, compress, permutations, product
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.ledger import At, Ledger, Moment, ledgers
+from introspect_cli.compare.ledger import TENSORS, At, Moment, ledgers, tensor_of
 from introspect_cli.compare.measure import (
     Layouts,
     Moments,
@@ -32,28 +33,30 @@ from introspect_cli.compare.measure import (
     relative,
     same_numbers,
 )
-from introspect_cli.compare.names import owner_of
+from introspect_cli.compare.names import grouped, owner_of, strip_wrappers
 from introspect_cli.compare.outcome import star
 from introspect_cli.compare.result import DiffResult, Divergence, Verdict
-from introspect_cli.compare.say import key_of, listed, some
-from introspect_cli.compare.table import KINDS, OTHER, columns, kind_code
+from introspect_cli.compare.say import listed, some, tensor_name
+from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, optimizers_by_name
+from introspect_cli.compare.table import KINDS, OTHER, columns
 from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
-from introspect_cli.records import Kind, Phase, Site, Status, Summary
+from introspect_cli.records import KIND_CODES, Kind, Phase, Site, Status, Summary
 from introspect_cli.store.tasks import as_one
 from introspect_cli.texts import begin_alike, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from introspect_cli.compare.measure import Ids
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import DiffOptions
+    from introspect_cli.compare.table import Columns
     from introspect_cli.store.reader import Reader
     from introspect_cli.store.run import Run
 
 
-MODEL = (Kind.PARAM, Kind.BUFFER)
-_STATE = kind_code(Kind.OPTIMIZER_STATE)
+_STATE = KIND_CODES[Kind.OPTIMIZER_STATE]
 
 
 def is_checkpoint(run: Run) -> bool:
@@ -82,11 +85,14 @@ def as_moments(a: Run, b: Run, write: Callable[..., Run]) -> tuple[Run, Run]:
     reader: Reader = run.rank(run.recorded[0])
     if any(layout.part is not None for layout in reader.layouts):
         reader = as_one(run)
-    held = _moment_of(checkpoint)
-    (step, when), state = _choose_moment(reader, held, str(run.path))
+    held, beside = _moment_of(checkpoint), At.first(reader, columns(reader.sites))
+    if not beside.sites.are(*TENSORS).any():
+        raise StoreError(f"{run.path} has no parameters on record: no step of it can be compared with a checkpoint")
+    partners, root = _partners(beside.sites, held)
+    (step, when), state = _choose_moment(beside, held, partners)
     named = step_words(step, reader.labels.get(step, {}))
     about = {"moment": f"after {named}" if when == "after" else f"when {named} begins"}
-    records = _records_at(reader, state, held, run)
+    records = _records(beside, state, held, partners, root, _numbered_names(run, held, root))
     moment = write(records, run.path, {}, {"checkpoint": about, "not_observed": []})
     checkpoint.on_close(moment.close)
     return (moment, b) if run is a else (a, moment)
@@ -101,48 +107,52 @@ def _moment_of(checkpoint: Run) -> At:
 # --- which moment
 
 
-def _choose_moment(reader: Reader, held: At, called: str) -> tuple[Moment, Ledger]:
-    """The moment that matches the checkpoint, and the run's state then; reads all steps twice.
+def _choose_moment(run: At, held: At, partners: Ids) -> tuple[Moment, Any]:
+    """The moment that matches the checkpoint, and the run's ledger then; reads all steps.
 
     That with most equal checksums, if it has half. Of several, or of all where none has, the one whose tensors are
     nearest to those of the same names, then the earliest.
 
     Args:
-        reader: of the run.
+        run: any step of the run.
         held: the checkpoint.
-        called: the run's path, for the message.
-
-    Raises:
-        StoreError: the run has no parameters on record.
+        partners: the checkpoint's row of each of the run's sites.
     """
-    sites = columns(reader.sites)
-    if not sites.are(*MODEL).any():
-        raise StoreError(f"{called} has no parameters on record: no step of it can be compared with a checkpoint")
-    every = sites.are(Kind.OPTIMIZER_STATE).any()
+    every = run.sites.are(Kind.OPTIMIZER_STATE).any()
     goal = np.array([checksum for (kind, _, _), checksum in held.tensors().items() if every or kind != _STATE])
-    scores = {moment: int(np.isin(goal, state.checksum).sum()) for moment, state in ledgers(reader, sites)}
-    most = max(scores.values())
-    rivals = [moment for moment, equal in scores.items() if equal == most or 2 * most < len(goal)]
-    best = min(rivals, key=lambda moment: _distance_at(moment, At(reader, sites, moment[0]), held))
-    return best, next(state for moment, state in ledgers(reader, sites) if moment == best)
+
+    def rank(at: tuple[Moment, Any]) -> tuple[int, float]:
+        """Sort key of a moment with its ledger."""
+        (step, _), state = at
+        equal = int(np.isin(goal, state["checksum"]).sum())
+        return -equal if 2 * equal >= len(goal) else 0, _distance(run.later(step - run.step), state, held, partners)
+
+    return min(((moment, state.copy()) for moment, state in ledgers(run.reader, run.sites)), key=rank)
 
 
-def _distance_at(moment: Moment, at: At, held: At) -> float:
-    """Mean relative L2 of what a run recorded at a moment from the checkpoint's model tensors of the same names.
+def _distance(run: At, state: Any, held: At, partners: Ids) -> float:
+    """Mean relative L2 of what a run recorded last, in this step, from the checkpoint's model tensors.
 
-    Names are the same after a common prefix is changed. Infinite where no distance is finite.
+    Infinite where no distance is finite.
     """
-    phase = Phase.START if moment[1] == "before" else Phase.OPTIMIZER
-    mine, theirs = (
-        {fqn: row for (kind, fqn, _), row in rows.items() if kind != _STATE}
-        for rows in (at.tensor_rows(phase), held.tensor_rows())
-    )
-    change = prefix_change(mine, theirs)
-    pairs = [(row, theirs[name]) for fqn, row in mine.items() if (name := re.sub(*change, fqn)) in theirs]
-    rows = np.array(pairs, np.int64).reshape(-1, 2).T
-    sides = zip((at, held), rows, strict=True)
-    rel = relative(*distances(*(Records(side.batch, of_side, Layouts(side.reader.layouts)) for side, of_side in sides)))
+    sites = np.flatnonzero((state["step"] == run.step) & (state["checksum"] != 0) & (partners >= 0))
+    pairs = (run, state["row"][sites]), (held, partners[sites])
+    rel = relative(*distances(*(Records(at.batch, rows, Layouts(at.reader.layouts)) for at, rows in pairs)))
     return float(rel[np.isfinite(rel)].mean()) if np.isfinite(rel).any() else np.inf
+
+
+def _partners(sites: Columns, held: At) -> tuple[Ids, str]:
+    """(by site of a run, the row of the checkpoint's model tensor of that name, -1 for none; how such names begin).
+
+    Names are the same after a common prefix is changed. That is a regular expression for names of the model that the
+    checkpoint is of; "", which fits all, if the run has less than half of the checkpoint's names.
+    """
+    theirs = {fqn: row for (kind, fqn, _), row in held.tensor_rows().items() if kind != _STATE}
+    mine = sites.are(*TENSORS)
+    change = prefix_change({*compress(sites.fqn, mine.tolist())}, theirs)
+    partners = np.where(mine, [theirs.get(re.sub(*change, name), -1) for name in sites.fqn], -1)
+    shared = len(np.unique(partners[partners >= 0]))
+    return partners, change[0] if 2 * shared >= len(theirs) and change[0] != _OF_A_MODEL else ""
 
 
 # --- names
@@ -160,7 +170,7 @@ def checkpoint_options(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
     checkpoint with fewer names.
     """
     options = replace(options, strict=True, limit=None, whole_step=True, want_map=False)
-    one, two = ({fqn for kind, fqn, _ in _moment_of(run).tensors() if KINDS[kind] in MODEL} for run in (a, b))
+    one, two = ({fqn for kind, fqn, _ in _moment_of(run).tensors() if KINDS[kind] in TENSORS} for run in (a, b))
     fewer, change = min(len(one), len(two)), prefix_change(one, two)
     renames = not options.rename and options.by_value and 3 * len(one & two) <= fewer
     shared = sum(re.sub(*change, name) in two for name in one)
@@ -170,20 +180,16 @@ def checkpoint_options(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
 def prefix_change(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
     """(regular expression, replacement) of the prefix by which most names differ from names in `others`.
 
-    These are names with equal components at their ends, at least two (one, where that is the other's whole name). ("",
-    "") where there are none.
+    These are names with equal components at their ends, at least two (one, where that is the other's whole name). One
+    that changes nothing where there are none.
     """
-    ends: dict[tuple[str, ...], list[list[str]]] = defaultdict(list)
-    for theirs in (name.split(".") for name in others):
-        ends[tuple(theirs[-2:])].append(theirs)
+    ends = grouped((tuple(parts[-2:]), parts) for parts in (name.split(".") for name in others))
     votes: Counter[tuple[str, str]] = Counter()
     for parts in (name.split(".") for name in names):
         for theirs in ends.get(tuple(parts[-2:]), ends.get((parts[-1],), [])):
             alike = begin_alike(parts[::-1], theirs[::-1])
             votes[".".join(parts[:-alike]), ".".join(theirs[:-alike])] += 1
-    if not votes:
-        return "", ""
-    old, new = max(sorted(votes), key=votes.__getitem__)
+    old, new = max(sorted(votes), key=votes.__getitem__, default=("", ""))
     return rf"^{re.escape(old)}\." if old else _OF_A_MODEL, f"{new}." if new else ""
 
 
@@ -201,58 +207,48 @@ def _numbered_names(run: Run, held: At, root: str) -> dict[str, str]:
         held: the checkpoint.
         root: a regular expression for the beginning of names of the model that the checkpoint is of.
     """
-    numbered = [fqn.rpartition(".") for kind, fqn, _ in held.tensors() if kind == _STATE]
-    heads = {head if number.isdecimal() else "" for head, _, number in numbered}
-    listed = [
-        [str(name) for group in document.get("groups", []) for name in group.get("params", [])]
-        for document in run.settings.get("optimizers", [])
-        if isinstance(document, dict)
-    ]
-    of_model = [members for members in listed if members and all(re.match(root, name) for name in members)]
+    names = [fqn for kind, fqn, _ in held.tensors() if kind == _STATE]
+    heads = {owner_of(name) if name.rpartition(".")[2].isdecimal() else "" for name in names}
+    optimizers = optimizers_by_name(run.settings.get(OPTIMIZERS)).values()
+    of_model = [held for held in optimizers if held and all(re.match(root, name) for name in held)]
     if len(heads) != 1 or "" in heads or len(of_model) != 1:
         return {}
-    return {name: f"{next(iter(heads))}.{number}" for number, name in enumerate(of_model[0])}
+    return {name: f"{head}.{number}" for head in heads for number, name in enumerate(of_model[0])}
 
 
-def _records_at(reader: Reader, state: Ledger, held: At, run: Run) -> dict[Site, Summary]:
+def _records(run: At, state: Any, held: At, partners: Ids, root: str, numbers: dict[str, str]) -> dict[Site, Summary]:
     """The run's state at a moment as records of a checkpoint, by site; reads their steps.
 
-    Models other than the checkpoint's are left out, unless the run has less than half of its names; parameters and
-    buffers get the kind they have in the checkpoint, optimizer states the numbers they have there. All get the phase
-    `start`.
+    Parameters and buffers get the kind they have in the checkpoint, optimizer states the numbers they have there. All
+    get the phase `start`.
 
     Args:
-        reader: of the run.
-        state: the run's tensors at the moment.
+        run: any step of the run.
+        state: the run's ledger at the moment.
         held: the checkpoint.
-        run: the run.
+        partners: the checkpoint's row of each of the run's sites.
+        root: a regular expression for the beginning of names of the checkpoint's model; others are left out.
+        numbers: by parameter, its number in the checkpoint's optimizer state.
     """
-    theirs = {fqn: kind for kind, fqn, _ in held.tensors() if kind != _STATE}
-    mine = [fqn for kind, fqn, _ in state.tensors if kind != _STATE]
-    change = prefix_change(mine, theirs)
-    most = 2 * sum(re.sub(*change, fqn) in theirs for fqn in mine) >= len(theirs)
-    root = change[0] if most and change[0] != _OF_A_MODEL else ""
-    numbers, batches = _numbered_names(run, held, root), dict[int, Any]()
-    rows: dict[Site, Summary] = {}
-    columns = (state.step.tolist(), state.row.tolist(), state.checksum.tolist())
-    for (kind, fqn, path), step, row, checksum in zip(state.tensors, *columns, strict=True):
-        if re.match(root, fqn) and checksum:
-            batch = batches.get(step) or batches.setdefault(step, reader.read(step))
+    kinds = np.where(partners < 0, run.sites.kind, held.sites.kind[held.batch.site[partners]])  # -1 is any row
+    read, records = cache(run.reader.read), dict[Site, Summary]()
+    for number in np.flatnonzero(state["checksum"]).tolist():
+        (kind, fqn, path), (_, step, row) = tensor_of(run.sites, number), state[number].tolist()
+        if re.match(root, fqn):
             name = numbers.get(fqn, fqn) if kind == _STATE else fqn
-            called = KINDS[kind if kind == _STATE else theirs.get(re.sub(*change, fqn), kind)]
-            rows[Site(Phase.START, called, name, 0, path)] = reader.record(batch, row, step).summary
-    return rows
+            site = Site(Phase.START, KINDS[kinds[number]], name, 0, path)
+            records[site] = run.reader.record(read(step), row, step).summary
+    return records
 
 
 # --- the answer
 
 
 _GROUPS = (
-    (MODEL, "tensor of the model", "tensors of the model"),
+    (TENSORS, "tensor of the model", "tensors of the model"),
     ((Kind.OPTIMIZER_STATE,), "value of the optimizer state", "values of the optimizer state"),
     ((Kind.RNG,), "random state", "random states"),
 )
-_KINDS = [kind for kinds, *_ in _GROUPS for kind in kinds]
 
 
 def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
@@ -268,80 +264,68 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
         asked: the options as the user gave them.
         outcome: of their only rank.
     """
-    rename = outcome.match.rename or str
-    changes: tuple[Callable[[str], str], ...] = rename, str
+    rename = outcome.match.rename or strip_wrappers
     named = [
         {(one.site.kind, change(one.site.fqn), one.site.path): one.summary for one in each.rank(0).records(0)}
-        for change, each in zip(changes, runs, strict=True)
+        for change, each in zip((rename, strip_wrappers), runs, strict=True)
     ]
     kinds = [{kind for kind, fqn, _ in each if asked.wants(kind, fqn)} for each in named]
-    moments_of = [str(each.manifest["checkpoint"].get("moment", "")) for each in runs]
-    run = next((side for side, moment in zip("ab", moments_of, strict=True) if moment), "")
+    counts = Counter(kind for kind, fqn, _ in named[0].keys() & named[1].keys() if asked.wants(kind, fqn))
+    checkpoints = {side: each.manifest["checkpoint"] for side, each in zip("ab", runs, strict=True)}
+    moment, run = max((str(about.get("moment", "")), side) for side, about in checkpoints.items())  # "" if neither is
     tensors = sorted((one for one in outcome.listed if one.site.kind in kinds[0] & kinds[1]), key=_listing_order)
-    left = [one for one in tensors if one.site.kind in MODEL and _how(one) != "value"]
-    models = [{fqn: summary for (kind, fqn, _), summary in each.items() if kind in MODEL} for each in named]
+    left = [one for one in tensors if one.site.kind in TENSORS and _how(one) != "value"]
+    models = [{fqn: summary for (kind, fqn, _), summary in each.items() if kind in TENSORS} for each in named]
     forms = forms_of(runs, models, [[one.site.fqn for one in left if one.only != side] for side in "ba"])
-    settled = {name for form in forms for name in (*form.a, *form.b)}
-    tensors = [one for one in tensors if one not in left or one.site.fqn not in settled]
-    unrecorded = [one for one in tensors if run and one.only and (one.only, one.site.kind) != (run, Kind.PARAM)]
+    settled = [names for of_form in forms.values() for names in of_form]
+    counts[Kind.PARAM] += sum(len(of_a) for of_a, of_b in settled if of_a != of_b)
+    found = set(chain.from_iterable(chain.from_iterable(settled)))
+    tensors = [one for one in tensors if one not in left or one.site.fqn not in found]
+    unrecorded = [one for one in tensors if moment and one.only and (one.only, one.site.kind) != (run, Kind.PARAM)]
     tensors = [one for one in tensors if one not in unrecorded]
-    counts = Counter(kind for kind, fqn, path in named[0] if (kind, fqn, path) in named[1] and asked.wants(kind, fqn))
-    counts[Kind.PARAM] += sum(len(form.a) for form in forms if form.a != form.b)
-    differs, doubts, evidence = _clauses(tensors, counts), list[str](), list[str]()
+    doubts, evidence, own = list[str](), list[str](), {rename(fqn): fqn for fqn in runs[0].rank(0).sites.fqn}
     if unread := max(sum(one.status is Status.NOT_OBSERVED for one in each.values()) for each in named):
         doubts.append(f"{unread:,} could not be read")
-    own = {rename(fqn): fqn for fqn in runs[0].rank(0).sites.fqn}
-    alike = defaultdict[tuple[str, bool], list[Form]](list)
-    for form in forms:
-        alike[form.words, form.proven].append(form)
-    for (words, proven), [form, *others] in alike.items():
-        text = words.format(a=" + ".join(own[name] for name in form.a), b=" + ".join(form.b))
+    for (words, proven), [(of_a, of_b), *others] in forms.items():
+        text = words.format(a=" + ".join(own[name] for name in of_a), b=" + ".join(of_b))
         text += f" (and {len(others):,} more so)" if others else ""
         (evidence if proven else doubts).append(text if proven else f"{text}{_UNPROVEN}")
     evidence += [f"not compared, because only one side recorded it: {_names(unrecorded)}"] if unrecorded else []
     for side, alone in (("a", kinds[0] - kinds[1]), ("b", kinds[1] - kinds[0])):
-        names = [kind.several for kind in _KINDS if kind in alone]
+        names = sorted(kind.several for kind in alone)
         evidence += [f"only {side} holds {listed(names)}: not compared"] if names else []
-    within, moment = outcome.tally["within"], max(moments_of)
-    models_of = [kind.several for kind in MODEL if counts[kind]]
+    differs, within = _clauses(tensors, counts), outcome.tally["within"]
+    equal = f"agree, {within:,} of them only within the tolerance or noise given" if within else "are equal"
     if not counts.total():
         verdict, sentence = Verdict.UNDECIDED, "Could not tell: the checkpoints have no kind of tensor in common."
     elif differs:
-        agree = f"The models {'agree' if within else 'are equal'}{f' {moment}' if run else ''}, but "
         nearest = f"At no recorded step has run {run} all tensors of the checkpoint: nearest is {moment}, where "
-        model_differs = doubts or not models_of or any(one.site.kind in MODEL for one in tensors)
-        apart = nearest if run else "The checkpoints differ: "
-        verdict, sentence = Verdict.DIVERGED, f"{apart if model_differs else agree}{differs[0]}."
-        evidence = [*differs[1:], *doubts, *evidence]
+        apart = nearest if moment else "The checkpoints differ: "
+        if any(map(counts.get, TENSORS)) and not doubts and all(one.site.kind not in TENSORS for one in tensors):
+            apart = f"The models {equal}{moment and f' {moment}'}, but "
+        verdict, sentence, evidence = Verdict.DIVERGED, f"{apart}{differs[0]}.", [*differs[1:], *doubts, *evidence]
     elif doubts:
         verdict, sentence = Verdict.UNDECIDED, f"Could not tell: {'; '.join(doubts)}; all else is equal."
     else:
-        of_run = f"Checkpoint {OTHER.get(run)} has the {listed(models_of)} that run {run} has {moment}"
-        holds = of_run if run and models_of else f"The checkpoints {'agree' if within else 'hold the same'}"
         parts = [count(number, *words) for kinds, *words in _GROUPS if (number := sum(counts[kind] for kind in kinds))]
-        equal = f"agree, {within:,} of them only within the tolerance or noise given" if within else "are equal"
-        changed = ", in part in another form" * any(one.words is not _EQUAL for one in forms)
+        changed = ", in part in another form" * any(words is not _EQUAL for words, _ in forms)
+        of_run = f"Checkpoint {OTHER[run]} has what run {run} has {moment}"
+        holds = of_run if moment else "The checkpoints hold the same"
         verdict, sentence = Verdict.SAME, f"{holds}{changed}: all {listed(parts)} {equal}."
-    there = {*runs[1].rank(0).sites.fqn}
-    renamed = [f"{old} is {new} in b" for new, old in own.items() if new != old and new in there]
-    if renamed and not run:
-        evidence.append(f"names differ: {some(renamed)}")
+    renamed = [f"{old} is {new} in b" for new, old in own.items() if new != old and new in models[1]]
+    evidence += [f"names differ: {some(renamed)}"] if renamed and not moment else []
     first = tuple(tensors[:1]) if verdict is Verdict.DIVERGED else ()
     # what the files do not tell; not what captures of runs leave out
     notes = (f"{name}: {text}." for name, run in zip("ab", runs, strict=True) for text in run.manifest["not_observed"])
-    return DiffResult(
-        answer.a,
-        answer.b,
-        verdict,
-        sentence,
+    plain = DiffResult(answer.a, answer.b, verdict, sentence, settings=answer.settings, subject="checkpoints")
+    return replace(
+        plain,
         evidence=tuple(evidence),
         first=first[0] if first else None,
         candidates=first,
         divergences=tuple(tensors if asked.whole_step else tensors[: asked.limit]),
-        settings=answer.settings,
         notes=tuple(notes),
         counts=answer.counts._replace(diverged=len(tensors)),
-        subject="checkpoints",
     )
 
 
@@ -358,27 +342,15 @@ def _listing_order(tensor: Divergence) -> tuple[int, bool, bool, float]:
     """
     side, how = tensor.a or tensor.b, _how(tensor)
     single = side is not None and side.layout.numel < 2
-    return ("shape", "a", "b", "value").index(how), tensor.site.kind not in MODEL, single, -(tensor.rel_l2 or 0.0)
+    return ("shape", "a", "b", "value").index(how), tensor.site.kind not in TENSORS, single, -(tensor.rel_l2 or 0.0)
 
 
 # --- the same in another form
 
 
-class Form(NamedTuple):
-    """A tensor of a that b holds under another name or in another form.
-
-    Attributes:
-        a: its name (b's word for it), or those of several that are one in b, in their order.
-        b: its name in b, or those of several.
-        words: how one is the other.
-        proven: whether the elements were compared, and are the same; else extrema and moments are.
-    """
-
-    a: tuple[str, ...]
-    b: tuple[str, ...]
-    words: str
-    proven: bool = True
-
+Forms = dict[tuple[str, bool], list[tuple[tuple[str, ...], tuple[str, ...]]]]
+"""By the words for a form, and whether it is proven by the elements (else by extrema and moments): (names of tensors of
+a, in b's words, names of those of b that they are)."""
 
 _EQUAL = "{a} of a equals {b} of b"
 _TURNED = "{a} of a is {b} in b, transposed or in another shape"
@@ -392,9 +364,7 @@ _OF_PARTS: tuple[Callable[[Any], Any], ...] = (sum, min, max, min, sum, sum)
 """How each of the moments of a whole follows from those of its parts."""
 
 
-def forms_of(
-    runs: tuple[Run, Run], models: Sequence[Mapping[str, Summary]], left: Sequence[Sequence[str]]
-) -> list[Form]:
+def forms_of(runs: tuple[Run, Run], models: Sequence[Mapping[str, Summary]], left: Sequence[Sequence[str]]) -> Forms:
     """Tensors that are in the other checkpoint under another name, in another shape, or in parts; reads tensors.
 
     First those of equal bits, the n-th of a with the n-th of b, or with one that is paired already (tied); then one or
@@ -405,68 +375,52 @@ def forms_of(
         models: parameters and buffers of each, by b's names.
         left: names that the other lacks, or has in another shape, of a and of b.
     """
-    found, free = list[Form](), [dict.fromkeys(names) for names in left]
-    sums = [{name: moments(summary) for name, summary in each.items()} for each in models]
-    known = [{name: of for name, of in each.items() if of and of.low != of.high} for each in sums]
-    alike: list[dict[int, list[str]]] = [defaultdict(list), defaultdict(list)]
-    for side, each in enumerate(models):
-        for name, summary in each.items():
-            if name in free[side] or name in known[side]:
-                alike[side][summary.checksum].append(name)
+    found: Forms = defaultdict(list)
+    free = [dict.fromkeys(names) for names in left]
+    known = [{name: of for name, one in each.items() if (of := moments(one)) and of.low != of.high} for each in models]
+    wanted = [[name for name in models[side] if name in free[side] or name in known[side]] for side in (0, 1)]
+    alike = [grouped((models[side][name].checksum, name) for name in wanted[side]) for side in (0, 1)]
 
     def add(side: int, parts: Sequence[str], whole: str, words: str, *, proven: bool = True) -> None:
         """Add the form of tensors of one side (0 for a, 1 for b) that are one of the other."""
         names = tuple(parts), (whole,)
-        found.append(Form(names[side], names[1 - side], words, proven))
+        found[words, proven].append((names[side], names[1 - side]))
         for name in parts:
             free[side].pop(name, None)
         free[1 - side].pop(whole, None)
 
     for side in (0, 1):
         for name in [*free[side]]:
-            others = alike[1 - side][models[side][name].checksum]
-            if whole := min(others, key=lambda other: other not in free[1 - side], default=""):
+            equal = alike[1 - side][models[side][name].checksum]
+            if whole := max(equal, key=free[1 - side].__contains__, default=""):
                 add(side, [name], whole, _EQUAL)
     for side in (0, 1):
-        parts, wholes = ({name: known[of][name] for name in free[of] if name in known[of]} for of in (side, 1 - side))
-        for names, whole in _merges(parts, wholes):
-            pieces = [runs[side].tensor(models[side][name].checksum) for name in names]
-            target = runs[1 - side].tensor(models[1 - side][whole].checksum)
-            read = target is not None and all(piece is not None for piece in pieces)
-            order = _order_of(pieces, target) if read else range(len(names))
-            if order is not None:
-                words = _MERGED if len(names) > 1 else _TURNED
-                add(side, [names[at] for at in order], whole, words, proven=read)
+        mine, theirs = known[side], known[1 - side]
+        index = grouped((theirs[name][:4], name) for name in free[1 - side] if name in theirs)
+        for names in _neighbours([*filter(mine.__contains__, free[side])]):
+            columns = zip(*(mine[name] for name in names), strict=True)
+            joined = Moments(*(of(column) for of, column in zip(_OF_PARTS, columns, strict=True)))
+            for whole in index[joined[:4]]:
+                if free[side].keys() >= {*names} and whole in free[1 - side] and same_numbers(joined, theirs[whole]):
+                    pieces = [runs[side].tensor(models[side][name].checksum) for name in names]
+                    target = runs[1 - side].tensor(models[1 - side][whole].checksum)
+                    read = target is not None and all(piece is not None for piece in pieces)
+                    order = _order_of(pieces, target) if read else range(len(names))
+                    if order is not None:
+                        words = _MERGED if len(names) > 1 else _TURNED
+                        add(side, [names[at] for at in order], whole, words, proven=read)
     return found
 
 
-def _merges(parts: dict[str, Moments], wholes: dict[str, Moments]) -> Iterator[tuple[list[str], str]]:
-    """1 to `_MAX_PARTS` tensors that follow one another, with the one that has their moments; each is used once.
+def _neighbours(names: Iterable[str]) -> Iterator[list[str]]:
+    """1 to `_MAX_PARTS` tensors of one name that follow one another, and whose modules have one parent.
 
-    Candidates are tensors of one name whose modules have one parent (`attn.q.weight`, `attn.k.weight`).
-
-    Args:
-        parts: moments of one checkpoint's tensors, in order; what is yielded is taken out.
-        wholes: moments of the other's; as with `parts`.
+    As `attn.q.weight`, `attn.k.weight`. Of one parent's, single ones come first.
     """
-    families: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name in parts:
-        families[owner_of(owner_of(name)), name.rpartition(".")[2]].append(name)
-    index: dict[tuple[float, ...], list[str]] = defaultdict(list)
-    for name, sums in wholes.items():
-        index[sums[:4]].append(name)
+    families = grouped(((owner_of(owner_of(name)), name.rpartition(".")[2]), name) for name in names)
     for members, length in product(families.values(), range(1, _MAX_PARTS + 1)):
         for start in range(len(members) - length + 1):
-            names = members[start : start + length]
-            if all(name in parts for name in names):
-                columns = zip(*(parts[name] for name in names), strict=True)
-                sums = Moments(*(of(column) for of, column in zip(_OF_PARTS, columns, strict=True)))
-                alike = (whole for whole in index[sums[:4]] if whole in wholes and same_numbers(sums, wholes[whole]))
-                if whole := next(alike, ""):
-                    yield names, whole
-                    del wholes[whole]
-                    for name in names:
-                        del parts[name]
+            yield members[start : start + length]
 
 
 def _order_of(pieces: Sequence[Any], whole: Any) -> Sequence[int] | None:
@@ -489,16 +443,15 @@ def _order_of(pieces: Sequence[Any], whole: Any) -> Sequence[int] | None:
 
 def _clauses(tensors: Iterable[Divergence], counts: Counter[Kind]) -> list[str]:
     """Clauses on tensors that differ: values by group of kinds, other shapes, then what one lacks."""
-    clauses, by_how = list[str](), defaultdict[str, list[Divergence]](list)
-    for tensor in tensors:
-        by_how[_how(tensor)].append(tensor)
+    clauses = list[str]()
     for kinds, *words in _GROUPS:
-        if members := [tensor for tensor in by_how["value"] if tensor.site.kind in kinds]:
+        if members := [tensor for tensor in tensors if tensor.site.kind in kinds and _how(tensor) == "value"]:
             of = count(sum(counts[kind] for kind in kinds), *words)
             clauses.append(f"{len(members):,} of {of} differ{'s' * (len(members) == 1)}: {_names(members)}")
     for how in ("shape", "a", "b"):
-        lacks = f"{OTHER.get(how)} lacks {count(len(by_how[how]), 'tensor')} of {how}"
-        clauses += [f"{'other shapes' if how == 'shape' else lacks}: {_names(by_how[how])}"] if by_how[how] else []
+        if members := [tensor for tensor in tensors if _how(tensor) == how]:
+            lacks = f"{OTHER.get(how)} lacks {count(len(members), 'tensor')} of {how}"
+            clauses.append(f"{'other shapes' if how == 'shape' else lacks}: {_names(members)}")
     return clauses
 
 
@@ -507,8 +460,6 @@ def _names(tensors: Iterable[Divergence]) -> str:
 
     Names that differ in numbers alone are one, with `*` for these.
     """
-    alike = defaultdict[str, list[str]](list)
-    for site in (tensor.site for tensor in tensors):
-        name = f"{key_of(site.path)} of {site.fqn}" if site.path else site.fqn
-        alike[star(name)].append(name)
+    names = (tensor_name(tensor.site.fqn, tensor.site.path) for tensor in tensors)
+    alike = grouped((star(name), name) for name in names)
     return some([names[0] if len(names) == 1 else pattern for pattern, names in alike.items()])

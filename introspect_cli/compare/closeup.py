@@ -25,12 +25,16 @@ class Closeup(NamedTuple):
     missing: str
 
 
-def is_comparable(divergence: Divergence) -> bool:
-    """Whether both runs have a tensor of the same shape at the divergence; False for random states and plain values."""
+def why_not_comparable(divergence: Divergence) -> str:
+    """Why the runs have no two tensors of one shape there, whatever was stored, as a clause; "" where they do."""
     a, b = divergence.a, divergence.b
-    if a is None or b is None or divergence.site.kind is Kind.RNG:
-        return False
-    return a.layout.shape == b.layout.shape and Status.VALUE not in (a.status, b.status)
+    if a is None or b is None:
+        return f"only run {divergence.only} has it"
+    if Status.VALUE in (a.status, b.status):
+        return f"it is a plain value: {a.text} in a, {b.text} in b"
+    if a.layout.shape != b.layout.shape:
+        return f"its shape is {list(a.layout.shape)} in a and {list(b.layout.shape)} in b"
+    return "it is a random state" if divergence.site.kind is Kind.RNG else ""
 
 
 def worth_a_look(result: DiffResult, also: Divergence | None = None) -> tuple[Divergence, ...]:
@@ -44,7 +48,7 @@ def worth_a_look(result: DiffResult, also: Divergence | None = None) -> tuple[Di
     """
     if result.first is None:
         return ()
-    listed = [each for each in result.divergences if is_comparable(each)]
+    listed = [each for each in result.divergences if not why_not_comparable(each)]
     wanted = [result.first, *listed[:1]]
     if also is not None:
         wanted += [each for each in listed if (each.step, each.rank, each.site) == (also.step, also.rank, also.site)]
@@ -59,20 +63,12 @@ def closeup(a: Run, b: Run, divergence: Divergence) -> Closeup:
     Raises:
         StoreError: a stored tensor is damaged.
     """
-    one, two = divergence.a, divergence.b
-    if one is None or two is None:
-        return Closeup(divergence, None, f"only run {'b' if one is None else 'a'} has it")
-    differs, missing = None, ""
-    if Status.VALUE in (one.status, two.status):
-        missing = f"it is a plain value: {one.text} in a, {two.text} in b"
-    elif one.layout.shape != two.layout.shape:
-        missing = f"its shape is {list(one.layout.shape)} in a and {list(two.layout.shape)} in b"
-    else:
-        stored = [run.tensor(side.checksum) if side.checksum else None for run, side in ((a, one), (b, two))]
-        if stored[0] is None or stored[1] is None:
-            lacking = [f"run {side}" for side, tensor in zip("ab", stored, strict=True) if tensor is None]
-            missing = f"it was not stored whole by {' and '.join(lacking)}"
-        else:
-            differs = difference(stored[0], stored[1], (one.layout.dtype, two.layout.dtype))
-            missing = "" if differs is not None else "it holds no numbers that can be compared"
-    return Closeup(divergence, differs, missing)
+    one, two, missing = divergence.a, divergence.b, why_not_comparable(divergence)
+    if missing or one is None or two is None:
+        return Closeup(divergence, None, missing)
+    stored = [run.tensor(side.checksum) if side.checksum else None for run, side in ((a, one), (b, two))]
+    if stored[0] is None or stored[1] is None:
+        lacking = [f"run {side}" for side, tensor in zip("ab", stored, strict=True) if tensor is None]
+        return Closeup(divergence, None, f"it was not stored whole by {' and '.join(lacking)}")
+    differs = difference(stored[0], stored[1], (one.layout.dtype, two.layout.dtype))
+    return Closeup(divergence, differs, "" if differs is not None else "it holds no numbers that can be compared")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.ledger import At
-from introspect_cli.compare.names import owner_of, with_ancestors
+from introspect_cli.compare.ledger import TENSORS, At
+from introspect_cli.compare.names import with_ancestors
 from introspect_cli.compare.resumed import ResumePoint, find_resume_point, resumption_of
 from introspect_cli.compare.steps import Sides
 from introspect_cli.compare.table import ACTIVATIONS, ONLY_A, Alignment, align, among, columns
@@ -30,14 +30,12 @@ from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.compare.measure import Floats, Ids, Mask
+    from introspect_cli.compare.measure import Floats, Mask
     from introspect_cli.compare.names import Rename
     from introspect_cli.compare.result import Resumption
-    from introspect_cli.compare.table import Table
+    from introspect_cli.compare.table import Columns, Table
     from introspect_cli.records import ModuleInfo
-
-
-_TENSORS = (Kind.PARAM, Kind.BUFFER)
+    from introspect_cli.store.reader import Reader
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -62,7 +60,7 @@ class Comparison(Sides):
 
         Left out: settings; random states within a step if the captures recorded them at different moments; with ranks
         or calls put together, and of two implementations of one model, all random states; with calls put together
-        (`Splits.folds`) results of operators.
+        (`Cut.folds`) results of operators.
         """
         alignment, random = self.alignment, self.alignment.are(Kind.RNG)
         mask = ~alignment.are(*SETTING_KINDS)
@@ -70,7 +68,7 @@ class Comparison(Sides):
             mask &= ~random
         elif not self.draws_alike:
             mask &= alignment.are(Phase.START) | ~random
-        if self.splits is not None and any(self.splits.folds):  # operators are numbered through all calls
+        if self.splits is not None and any(cut.folds for cut in self.splits.cuts):  # operators are numbered through all
             mask &= ~alignment.are(Kind.OP_OUTPUT)
         return np.asarray(mask)
 
@@ -97,42 +95,33 @@ class Comparison(Sides):
     def lists_starts(self) -> tuple[bool, bool]:
         """Whether a, and whether b, has start values in each step: it is a list, or updates without an optimizer.
 
-        The latter where it has start values of parameters in its second recorded step, and no record at all of the
-        optimizer phase. False with ranks put together.
+        False with ranks put together.
         """
-        sides = [False, False]
-        every = zip((self.a, self.b), self.sites, self.manifests, strict=True)
-        for side, (reader, sites, manifest) in enumerate(every) if not self.is_whole else ():
-            steps = reader.entries["step"].tolist()
-            begins = sites.are(Kind.PARAM, Phase.START).any() and not sites.are(Phase.OPTIMIZER).any()
-            by_hand = begins and len(steps) > 1 and At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START)
-            sides[side] = is_list(manifest) or bool(by_hand)
-        return sides[0], sides[1]
+        a, b = (
+            not self.is_whole and (is_list(manifest) or _updates_by_hand(reader, sites))
+            for reader, sites, manifest in zip((self.a, self.b), self.sites, self.manifests, strict=True)
+        )
+        return a, b
 
     @cached_property
     def floors(self) -> list[NoiseFloor]:
         """Noise floor of each noise run, created once; `compare_rank` raises them as it reads steps."""
-        runs = ((align(self.alignment.a, columns(run.sites, self.rename)), manifest) for run, manifest in self.noise)
-        return [NoiseFloor(sites, is_perturbed=perturbed_by(manifest) is not None) for sites, manifest in runs]
+        return [NoiseFloor(self, reader, manifest) for reader, manifest in self.noise]
 
     @cached_property
     def causes(self) -> tuple[Mask, Mask] | None:
-        """Masks of sites that can be causes but no divergences: (random states, others that are if one-sided).
+        """Masks of sites that can be causes but no divergences: (random states, those that are if one-sided).
 
-        None if `strict`. The others are activations, records of evaluation, and sites whose FQN one of the runs has
+        None if `strict`. The latter are activations, records of evaluation, and sites whose FQN one of the runs has
         nowhere, neither as a site, module or tensor nor as an ancestor of one. Computed once.
         """
         if self.options.strict:
             return None
         alignment = self.alignment
-        random = alignment.are(Kind.RNG)
-        alone = alignment.are(*ACTIVATIONS) | alignment.evaluating | self.match.is_port
-        named = alignment.names
         held = _named_in(self.a.modules, self.rename or str), _named_in(self.b.modules, str)
-        one, two = (with_ancestors(names | more) for names, more in zip(named, held, strict=True))
-        missing = (named[0] | named[1]) - (one & two)
-        alone |= among(alignment.fqn, missing)
-        return random, alone & ~random
+        one, two = (with_ancestors(names | more) for names, more in zip(alignment.names, held, strict=True))
+        alone = alignment.are(*ACTIVATIONS) | alignment.evaluating | among(alignment.fqn, one ^ two)
+        return alignment.are(Kind.RNG), alone | self.match.is_port
 
     # --- a run that goes on
 
@@ -164,10 +153,8 @@ class Comparison(Sides):
     @cached_property
     def kinds(self) -> frozenset[Kind]:
         """Kinds that both runs have: each was told to record the kind, or has a site of it."""
-        sides = [(observed_kinds(of), sites) for of, sites in zip(self.manifests, self.sites, strict=True)]
-        return frozenset(
-            kind for kind in Kind if all(kind.value in told or sites.are(kind).any() for told, sites in sides)
-        )
+        sides = [*zip(map(observed_kinds, self.manifests), self.sites, strict=True)]
+        return frozenset(kind for kind in Kind if all(kind.value in told or of.are(kind).any() for told, of in sides))
 
     @cached_property
     def leaves_modules_out(self) -> bool:
@@ -187,26 +174,15 @@ class Comparison(Sides):
     @cached_property
     def recorded_after_steps(self) -> frozenset[str]:
         """FQNs of parameters and buffers that either run recorded after optimizer steps, in any step."""
-        after = self.alignment.are(*_TENSORS, Phase.OPTIMIZER)
+        after = self.alignment.are(*TENSORS, Phase.OPTIMIZER)
         return frozenset(self.alignment.fqn[site] for site in np.flatnonzero(after))
 
-    @cached_property
-    def tensors_of(self) -> dict[str, set[str]]:
-        """By module, the FQNs of its own parameters and buffers that either run recorded."""
-        by_owner: dict[str, set[str]] = {}
-        for site in np.flatnonzero(self.alignment.are(*_TENSORS)):
-            name = self.alignment.fqn[site]
-            by_owner.setdefault(owner_of(name), set()).add(name)
-        return by_owner
 
-    def of(self, kind: Kind, phases: frozenset[Phase], fqn: str | None = None) -> Ids:
-        """Union numbers of the sites of `kind` whose phase is among `phases`.
-
-        Where `fqn` is given, only those of that name.
-        """
-        every, by_fqn = range(len(self.alignment)), self.alignment.by_fqn
-        sites = np.array(every if fqn is None else by_fqn.get(fqn, []), dtype=np.int64)
-        return np.asarray(sites[self.alignment.are(kind, *phases, sites=sites)])
+def _updates_by_hand(reader: Reader, sites: Columns) -> bool:
+    """Whether a run has start values of parameters in its second recorded step, and no record of an optimizer phase."""
+    begins = sites.are(Kind.PARAM, Phase.START).any() and not sites.are(Phase.OPTIMIZER).any()
+    steps = reader.entries["step"][1:2].tolist() if begins else []
+    return any(At(reader, sites, step).rows([Kind.PARAM], Phase.START) for step in steps)
 
 
 def _named_in(tree: Iterable[ModuleInfo], rename: Rename) -> set[str]:
@@ -245,23 +221,25 @@ class NoiseFloor:
     """Largest relative distance of a noise run from a so far, per site of a.
 
     Attributes:
+        reader: of the noise run's rank.
         alignment: the sites of a and of that run.
         is_perturbed: whether it begins one rounding beside a (`--perturb`), as far as was seen.
         floor: float64 (sites of a,), the distances.
         unmeasured: bool (sites of a,), whether the run differed by an unknown distance, or lacked the site.
     """
 
-    def __init__(self, alignment: Alignment, *, is_perturbed: bool) -> None:
+    def __init__(self, comparison: Comparison, reader: Reader, manifest: dict[str, Any]) -> None:
         """Begin with a floor of 0 everywhere; `learn` raises it.
 
         Args:
-            alignment: the sites of a and of the noise run.
-            is_perturbed: whether the run's manifest says that it was perturbed.
+            comparison: of a with b.
+            reader: of the noise run's rank.
+            manifest: of the noise run.
         """
-        self.alignment = alignment
-        self.is_perturbed = is_perturbed
-        self.floor: Floats = np.zeros(len(alignment.a))
-        self.unmeasured: Mask = np.zeros(len(alignment.a), dtype=np.bool_)
+        self.reader, self.is_perturbed = reader, perturbed_by(manifest) is not None
+        self.alignment = align(comparison.alignment.a, columns(reader.sites, comparison.rename))
+        self.floor: Floats = np.zeros(len(self.alignment.a))
+        self.unmeasured: Mask = np.zeros(len(self.alignment.a), dtype=np.bool_)
 
     def learn(self, table: Table) -> None:
         """Raise `floor` in place by one step, to at least float32's epsilon for each differing site.

@@ -71,10 +71,8 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
     resumed = next((outcome.resumption for outcome in compared.outcomes if outcome.resumption is not None), None)
     notes, structure = tuple(dict.fromkeys(filter(None, notes_on(compared)))), compared.structure if by_rank else ()
     begins = "" if resumed is None else f"{head_of(resumed)} "
-    paths, counts = (str(a.path), str(b.path)), compared.counts
-    answer = DiffResult(
-        *paths, Verdict.DIVERGED, begins, notes=notes, counts=counts, structure=structure, resumed=resumed
-    )
+    answer = DiffResult(str(a.path), str(b.path), Verdict.DIVERGED, begins, notes=notes, counts=compared.counts)
+    answer = replace(answer, structure=structure, resumed=resumed)
     if compared.diverges:
         from introspect_cli.compare.answer.diverged import diverged_answer
 
@@ -90,12 +88,5 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
         if unseen and verdict is Verdict.SAME:
             verdict, text = Verdict.UNDECIDED, told("evaluation-unseen", names=unseen, text=text)
         evaluation = Separate(verdict, text)
-    return replace(
-        answer,
-        verdict=verdict,
-        sentence=begins + text,
-        settings=weighed_by_code(setting_changes(a, b, offset=offset), code),
-        code=code,
-        training=training,
-        evaluation=evaluation,
-    )
+    answer = replace(answer, settings=weighed_by_code(setting_changes(a, b, offset=offset), code), code=code)
+    return replace(answer, verdict=verdict, sentence=begins + text, training=training, evaluation=evaluation)

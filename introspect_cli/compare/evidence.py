@@ -32,30 +32,30 @@ _STATES = (EQUAL, WITHIN, UNUSED, NOT_SEEN, DIFFERENT)
 
 
 class Thing(Enum):
-    """What a divergence can rest on: (noun, whether a module or tensor owns it)."""
+    """What a divergence can rest on, in words: a template of `say.py`, of what a module or tensor owns with `its`."""
 
-    RANDOM_AT_START = "the random state at the start of the step", False
-    DRAWN_FROM = "the random state", False
-    BATCHES = "the batches", False
-    INPUTS = "inputs", True
-    INSIDE = "the outputs of the modules before it", False
-    PARAMETERS = "parameters", True
-    REWRITTEN = "parameters at this point of a forward pass that changes them", True
-    BUFFERS = "buffers", True
-    OUTPUTS = "every module output recorded before it", False
-    RAN_UNSEEN = "what ran of the model without being seen", False
-    PASSED_OVER = "what models computed without gradients", False
-    FORWARD = "the forward pass", False
-    LEFT_OUT = "the modules that a capture was told to leave out", False
-    LOSS = "the loss", False
-    BACKWARD = "the backward pass", False
-    GRADIENT = "gradient", True
-    GRADIENT_SUM = "the sum of its gradient over the ranks", False
-    GRADIENTS_IN_STEP = "the gradients before it in the optimizer step", False
-    VALUE_BEFORE = "value before", True
-    STATE_BEFORE = "the optimizer state before", False
-    TRAINED = "every tensor that requires gradients", False
-    EVERYTHING = "everything recorded before it", False
+    RANDOM_AT_START = "the random state at the start of the step"
+    DRAWN_FROM = "the random state[ inside {inside}]"
+    BATCHES = "the batches"
+    INPUTS = "{its} inputs[ of {of}]"
+    INSIDE = "the outputs of the modules before it[ inside {inside}]"
+    PARAMETERS = "{its} parameters[ of {of}]"
+    REWRITTEN = "{its} parameters[ of {of}] at this point of a forward pass that changes them"
+    BUFFERS = "{its} buffers[ of {of}]"
+    OUTPUTS = "the module outputs before it"
+    RAN_UNSEEN = "what {of} computes"
+    PASSED_OVER = "what models computed without gradients"
+    FORWARD = "the forward pass"
+    LEFT_OUT = "the modules that a capture was told to leave out"
+    LOSS = "the loss"
+    BACKWARD = "the backward pass"
+    GRADIENT = "{its} gradient[ of {of}]"
+    GRADIENT_SUM = "the sum of its gradient over the ranks"
+    GRADIENTS_IN_STEP = "the gradients before it in the optimizer step"
+    VALUE_BEFORE = "{its} value before[ of {of}]"
+    STATE_BEFORE = "the optimizer state before"
+    TRAINED = "every tensor that requires gradients"
+    EVERYTHING = "everything recorded before it"
 
 
 RANDOM = frozenset({Thing.RANDOM_AT_START, Thing.DRAWN_FROM})

@@ -92,11 +92,9 @@ def group_runs(
         return result
 
     for run in runs:
-        home = next((group for group in groups if compared(group[0], run).verdict is Verdict.SAME), None)
-        if home is None:
-            groups.append([run])
-        else:
-            home.append(run)
+        home: list[Run] = next((each for each in groups if compared(each[0], run).verdict is Verdict.SAME), [])
+        groups += [] if home else [home]
+        home.append(run)
     groups.sort(key=lambda group: -len(group))  # stable: of equal size, the one that was named first
     head, differences = groups[0][0], list[GroupDifference]()
     for group in groups[1:]:

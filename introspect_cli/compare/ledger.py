@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,22 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.table import PHASES, Columns, phase_code
 from introspect_cli.compare.watched import STATE_KINDS
-from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Status
+from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from introspect_cli.compare.table import Columns
+    from introspect_cli.records import Layout
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import Reader
 
 
+TENSORS = (Kind.PARAM, Kind.BUFFER)
+"""Kinds of the tensors that a model holds."""
+
 Tensor = tuple[int, str, str]
 """Kind code, FQN and path of a parameter, a buffer or an optimizer's state."""
-
-States = dict[tuple[Phase, int, str, str], int]
-"""Checksums of one generator's states, by phase, call, module and path."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class At:
         """`At` the first recorded step of a rank; step -1 where there is none."""
         return cls(reader, sites, int(reader.entry(0).step) if len(reader) else -1)
 
-    def to(self, step: int) -> At:
-        """The same rank at step `step`, as the run numbers it, on record or not; nothing is read."""
-        return replace(self, step=step)
+    def later(self, by: int) -> At:
+        """The same rank `by` steps later, on record or not; nothing is read."""
+        return replace(self, step=self.step + by)
 
     @property
     def recorded(self) -> bool:
@@ -60,6 +60,10 @@ class At:
     def batch(self) -> StepBatch:
         """The step's records, read from the store at the first access; the step must be on record."""
         return self.reader.read(self.step)
+
+    def layout(self, row: int) -> Layout:
+        """Shape, dtype and part of the record in a row of `batch`."""
+        return self.reader.layouts[int(self.batch.layout[row])]
 
     def rows(self, kinds: Iterable[Kind], phase: Phase | None = None) -> list[tuple[int, int]]:
         """(row in `batch`, number of the site) of records of these kinds, in order of recording; [] without the step.
@@ -95,19 +99,6 @@ class At:
         rows, unseen = self.tensor_rows(phase).items(), Status.NOT_OBSERVED
         return {tensor: int(self.batch.checksum[row]) for tensor, row in rows if self.batch.status[row] != unseen}
 
-    def random_states(self) -> dict[str, tuple[States, States]]:
-        """By generator, its state as the step begins, and those of draws in the step.
-
-        States recorded before draws that happen between modules are left out.
-        """
-        sites, states = self.sites, defaultdict[str, tuple[States, States]](lambda: ({}, {}))
-        for row, number in self.rows([Kind.RNG]):
-            phase, path, fqn = PHASES[sites.phase[number]], sites.path[number], sites.fqn[number]
-            if not path.endswith(DRAWN_BEFORE):  # the later run may have some to get to where it goes on
-                of_draws = states[path or fqn][phase is not Phase.START]
-                of_draws[phase, int(sites.call[number]), path and fqn, ""] = int(self.batch.checksum[row])
-        return states
-
     def numbers(self, kind: Kind, phase: Phase) -> list[tuple[tuple[str, str], float | None]]:
         """((FQN, path), number) of records of a kind and phase in this step, in order of recording.
 
@@ -141,47 +132,37 @@ Moment = tuple[int, str]
 _MOMENTS = {Phase.START: "before", Phase.OPTIMIZER: "after"}
 
 
-@dataclass(eq=False)
-class Ledger:
-    """The last recorded value of each tensor of a rank at a moment, as arrays with an element per tensor.
-
-    Attributes:
-        tensors: kind, FQN and path of each.
-        checksum: uint64, 0 where none was recorded yet.
-        step: int64, number of the step of the record.
-        row: int64, its row in that step.
-    """
-
-    tensors: list[Tensor]
-    checksum: Any
-    step: Any
-    row: Any
+_VALUE = np.dtype([("checksum", np.uint64), ("step", np.int64), ("row", np.int64)])
 
 
-def ledgers(reader: Reader, sites: Columns, steps: Sequence[int] | None = None) -> Iterator[tuple[Moment, Ledger]]:
+def first_sites(sites: Columns) -> dict[Tensor, int]:
+    """The number of the first site of each parameter, buffer and optimizer state."""
+    return {tensor_of(sites, number): number for number in np.flatnonzero(sites.are(*STATE_KINDS))[::-1].tolist()}
+
+
+def ledgers(reader: Reader, sites: Columns, steps: Sequence[int] | None = None) -> Iterator[tuple[Moment, Any]]:
     """Each moment at which tensors were recorded, with the rank's ledger then; reads the steps one after the other.
 
-    Of a step, before it first, then after it. Records without a checksum change nothing; of several of one, the last
-    counts. The ledger is one object, which later moments change.
+    A ledger is a structured array, an element per site, with the last recorded value of each tensor at its first site:
+    `checksum` (0 where none was recorded yet), and the `step` of the record and its `row` there. It is one object,
+    which later moments change. Of a step, before it comes first, then after it. Records without a checksum change
+    nothing; of several of one, the last counts.
 
     Args:
         reader: of the rank.
         sites: the rank's sites.
         steps: those to read, in order; None for all.
     """
-    wanted = np.flatnonzero(sites.are(*STATE_KINDS)).tolist()
-    numbers: dict[Tensor, int] = {}
-    of_site = np.full(len(sites), -1)
-    of_site[wanted] = [numbers.setdefault(tensor_of(sites, number), len(numbers)) for number in wanted]
-    blank = np.zeros(len(numbers), np.int64)
-    now = Ledger(list(numbers), np.zeros(len(numbers), np.uint64), blank, blank.copy())
+    places, place, now = first_sites(sites), np.arange(len(sites)), np.zeros(len(sites), _VALUE)
+    states = np.flatnonzero(sites.are(*STATE_KINDS))
+    place[states] = [places[tensor_of(sites, number)] for number in states.tolist()]
+    masks = {when: sites.are(*STATE_KINDS, phase) for phase, when in _MOMENTS.items()}
     for step in np.asarray(reader.entries["step"]).tolist() if steps is None else steps:
         batch = reader.read(step)
-        site, checksums = batch.site.astype(np.int64), batch.checksum
-        for phase, when in _MOMENTS.items():
-            rows = np.flatnonzero((of_site[site] >= 0) & (sites.phase[site] == phase_code(phase)) & (checksums != 0))
+        for when, wanted in masks.items():
+            rows = np.flatnonzero(wanted[batch.site] & (batch.checksum != 0))
             if len(rows):
                 rows = rows[np.argsort(batch.sequence[rows], kind="stable")]
-                ids = of_site[site[rows]]
-                now.checksum[ids], now.step[ids], now.row[ids] = checksums[rows], step, rows
+                at = place[batch.site[rows]]
+                now["checksum"][at], now["step"][at], now["row"][at] = batch.checksum[rows], step, rows
                 yield (step, when), now

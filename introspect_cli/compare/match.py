@@ -27,11 +27,12 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, compress, product
+from itertools import chain, compress, product, takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.compare.ledger import TENSORS
 from introspect_cli.compare.measure import Layouts, Mask, Records
 from introspect_cli.compare.names import (
     DISPLACED,
@@ -39,15 +40,16 @@ from introspect_cli.compare.names import (
     ambiguous,
     ancestors,
     class_of_root,
+    grouped,
     numbered_children,
     owner_of,
     renamer,
+    roots_of,
     with_ancestors,
 )
-from introspect_cli.compare.table import MODULE_VALUES, Columns, columns, kind_code, phase_code
+from introspect_cli.compare.table import MODULE_VALUES, PHASE_CODES, Columns, among, columns
 from introspect_cli.compare.watched import is_list
-from introspect_cli.records import Kind, Phase, Status
-from introspect_cli.store.reader import RankReader
+from introspect_cli.records import KIND_CODES, Kind, Phase, Status
 from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
@@ -56,7 +58,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.records import ModuleInfo
-    from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import Reader
     from introspect_cli.store.run import Run
 
@@ -104,59 +105,44 @@ def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int, *, liste
         offset: step k of b belongs to step k + offset of a.
         listed: whether either run is a list of values.
     """
-    if not isinstance(a, RankReader) or not isinstance(b, RankReader) or a.is_whole or b.is_whole:
+    steps = np.intersect1d(a.entries["step"], b.entries["step"] + offset, assume_unique=True)
+    same = np.array_equal(a.entries["chain"][-1:], b.entries["chain"][-1:])  # of all steps
+    if a.is_whole or b.is_whole or not options.by_value or same or not len(steps):
         return Correspondence(options.rename)
-    if not options.by_value or _last_chain(a) == _last_chain(b):
-        return Correspondence(options.rename)
-    steps = np.asarray(a.entries["step"])
-    steps = steps[np.isin(steps - offset, b.entries["step"])]
-    if not len(steps):
-        return Correspondence(options.rename)
-    chosen = sorted({int(steps[place]) for place in {0, min(1, len(steps) - 1), len(steps) - 1}})
+    chosen = sorted({*steps[:2].tolist(), int(steps[-1])})
     one, two = Side(a, renamer(options.rename, {}), chosen), Side(b, None, [step - offset for step in chosen])
     is_port = are_ports(one, two, listed=listed)
     renamed = renamed_by_value(one, two, in_order=is_port)
     patterns, is_port = options.rename, is_port and bool(renamed)
     if is_port:
         renamed |= _last_tensors(one, two, renamed)
-        (old, *more), (new, *others) = ({name.partition(".")[0]: 1 for name in side.tensors} for side in (one, two))
+        (old, *more), (new, *others) = roots_of(one.tensors), roots_of(two.tensors)
         if not (more or others):  # the root alone: what has no partner keeps its name
             patterns = (*patterns, (rf"^{re.escape(old)}$", new))
-    is_port = is_port and not options.strict
-    taken = {name for name in renamed.values() if name not in renamed and name in one.around}
-    return Correspondence(patterns, renamed | {name: name + DISPLACED for name in taken}, is_port)
+    taken = (set(renamed.values()) - renamed.keys()) & with_ancestors(one.names)
+    renamed |= {name: name + DISPLACED for name in taken}
+    return Correspondence(patterns, renamed, is_port and not options.strict)
 
 
 def other_roots(a: Run, b: Run, options: DiffOptions) -> Correspondence | None:
     """`correspond` for two runs of one rank whose root modules have no name in common; None for all other runs.
 
-    None too where either run recorded no parameter.
+    None too where either run recorded no parameter or buffer.
     """
     if len(a.recorded) != 1 or len(b.recorded) != 1 or a.combined_ranks or b.combined_ranks:
         return None
     one, two = a.rank(a.recorded[0]), b.rank(b.recorded[0])
-    roots = [
-        {fqn.partition(".")[0] for fqn, kind in zip(reader.sites.fqn, reader.sites.kind, strict=True) if kind == _PARAM}
-        for reader in (one, two)
-    ]
+    roots = [roots_of(Side(reader, None, ()).tensors) for reader in (one, two)]
     if not all(roots) or roots[0] & roots[1]:
         return None
     return correspond(one, two, options, options.offset or 0, listed=any(is_list(run.manifest) for run in (a, b)))
-
-
-_PARAM = Kind.PARAM.value
-
-
-def _last_chain(reader: Reader) -> tuple[int, bytes]:
-    """(number of steps, digest chained over all of them): equal for ranks that recorded the same in all steps."""
-    return (len(reader), reader.entry(len(reader) - 1).chain) if len(reader) else (0, b"")
 
 
 # --- two implementations of one model
 
 
 _PORT_SHARE = 1 / 3
-_FIRST_PARAMETERS = (0, kind_code(Kind.PARAM), phase_code(Phase.START))
+_FIRST_PARAMETERS = (0, KIND_CODES[Kind.PARAM], PHASE_CODES[Phase.START])
 
 
 def are_ports(a: Side, b: Side, *, listed: bool) -> bool:
@@ -176,28 +162,21 @@ def are_ports(a: Side, b: Side, *, listed: bool) -> bool:
 def _last_tensors(a: Side, b: Side, renamed: Mapping[str, str]) -> dict[str, str]:
     """Partners of tensors that are the only one of a module in `renamed` without an equal, in a and in b."""
     rename = Correspondence(renamed=renamed).rename or str
-    left: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
-    for name in a.tensors:
-        if rename(name) not in b.tensors:
-            left[rename(owner_of(name))][0].append(name)
-    for name in b.tensors.difference(map(rename, a.tensors)):
-        left[owner_of(name)][1].append(name)
-    return {of_a[0]: of_b[0] for of_a, of_b in left.values() if len(of_a) == len(of_b) == 1}
+    mine = grouped((rename(owner_of(name)), name) for name in a.tensors if rename(name) not in b.tensors)
+    theirs = grouped((owner_of(name), name) for name in b.tensors.difference(map(rename, a.tensors)))
+    return {names[0]: theirs[owner][0] for owner, names in mine.items() if len(names) == len(theirs[owner]) == 1}
 
 
 # --- what names hold
 
-TENSORS = (Kind.PARAM, Kind.BUFFER)
 NAMED = (*TENSORS, Kind.GRAD, *MODULE_VALUES)
 """Kinds whose FQN names a module, or a tensor of one."""
-PROVES_NOTHING = (Phase.EVAL, Phase.RECOMPUTE)
-"""Phases that prove nothing."""
 
 
 class Side:
     """One run's records in a few steps, under the names that are compared; only distinctive values count."""
 
-    def __init__(self, reader: RankReader, rename: Rename | None, steps: Sequence[int]) -> None:
+    def __init__(self, reader: Reader, rename: Rename | None, steps: Sequence[int]) -> None:
         """Keep the arguments; records and names are read at the first access.
 
         Args:
@@ -222,23 +201,12 @@ class Side:
     @cached_property
     def named(self) -> Mask:
         """Mask of sites whose kind is in `NAMED`, outside of evaluation and recomputation."""
-        return self.sites.are(*NAMED) & ~np.isin(self.sites.phase, [phase_code(phase) for phase in PROVES_NOTHING])
-
-    @cached_property
-    def first(self) -> StepBatch:
-        """The records of the first of `steps`; kept, while those of other steps are read each time."""
-        return self.reader.read(self.steps[0])
+        return self.sites.are(*NAMED) & ~self.sites.are(Phase.EVAL, Phase.RECOMPUTE)
 
     @cached_property
     def names(self) -> KeysView[str]:
         """Names of `named` sites, each once, in the order of recording."""
-        fqn = self.sites.fqn
-        return dict.fromkeys(fqn if self.named.all() else compress(fqn, self.named.tolist())).keys()
-
-    @cached_property
-    def around(self) -> set[str]:
-        """`names` with all their ancestors."""
-        return with_ancestors(self.names)
+        return dict.fromkeys(compress(self.sites.fqn, self.named.tolist())).keys()
 
     @cached_property
     def tensors(self) -> set[str]:
@@ -246,40 +214,30 @@ class Side:
         return {self.sites.fqn[site] for site in np.flatnonzero(self.sites.are(*TENSORS)).tolist()}
 
     def held(self, names: AbstractSet[str]) -> Held:
-        """Distinctive values (`distinctive_rows`) of `names` in all of `steps`; names without one are left out.
+        """Distinctive values of `names` in all of `steps`; names without one are left out.
 
-        Each is (index in `steps`, kind, phase, call, checksum), and of tensors, whose order may be another, also with
-        the number of elements and the extrema in place of the checksum.
+        Those are OBSERVED ones whose minimum is not their maximum; where these are not on record, all OBSERVED ones.
+
+        Each is (index in `steps`, kind, phase, call, checksum), and of tensors as a step begins, whose order may be
+        another, also with the number of elements and the extrema in place of the checksum.
         """
         sites, features = self.sites, Held()
-        fqn = sites.fqn
-        wanted = np.fromiter(map(names.__contains__, fqn), np.bool_, len(fqn)) & self.named
+        wanted = among(sites.fqn, names) & self.named
         for place, step in enumerate(self.steps):
-            batch = self.reader.read(step) if place else self.first
-            rows = np.flatnonzero(wanted[batch.site] & distinctive_rows(batch))
-            numbers = batch.site[rows]
-            tensor, records = sites.are(*TENSORS, sites=numbers), Records(batch, rows, Layouts(self.reader.layouts))
+            batch = self.reader.read(step)
+            rows = np.flatnonzero(wanted[batch.site] & (batch.status == Status.OBSERVED))
+            records = Records(batch, rows, Layouts(self.reader.layouts))
             form = np.stack([records.layout("numel"), *map(records.statistic, ("min", "max", "absmin"))], axis=1)
+            varied = form[:, 1] != form[:, 2]  # where they are not on record, too
+            rows, form, numbers = rows[varied], form[varied], batch.site[rows[varied]]
+            drawn = sites.are(*TENSORS, Phase.START, sites=numbers)  # steps of one size make extrema of constants alike
             columns = numbers, sites.kind[numbers], sites.phase[numbers], sites.call[numbers], batch.checksum[rows]
             for at, (number, *feature) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-                values = features.setdefault(fqn[number], set())
+                values = features.setdefault(sites.fqn[number], set())
                 values.add((place, *feature))
-                if tensor[at]:
+                if drawn[at]:
                     values.add((place, *feature[:-1], *form[at].tolist()))
         return features
-
-
-def distinctive_rows(batch: StepBatch) -> Mask:
-    """Mask over all rows of a batch, true for distinctive values.
-
-    That is, OBSERVED ones whose minimum is not their maximum; where these are not on record, all OBSERVED ones.
-    """
-    mask: Mask = batch.status == int(Status.OBSERVED)
-    low, high = batch.floats.get("min"), batch.floats.get("max")
-    if low is not None and high is not None:
-        with np.errstate(invalid="ignore"):
-            mask &= ~(np.asarray(low) == np.asarray(high))
-    return mask
 
 
 # --- names that hold the same values
@@ -293,24 +251,20 @@ def equal_pairs(one: Held, two: Held, order: Iterable[str]) -> dict[str, str]:
     A value that more than `_MAX_PAIRS` pairs of names share does not count. Ties are dropped, unless `order` has the
     names of b, of which the first counts then.
     """
-    holders: dict[Feature, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
-    for side, held in enumerate((one, two)):
-        for name, features in held.items():
-            for feature in features:
-                holders[feature][side].append(name)
-    few = (product(*names) for names in holders.values() if len(names[0]) * len(names[1]) <= _MAX_PAIRS)
+    of_a, of_b = (grouped((value, name) for name, values in held.items() for value in values) for held in (one, two))
+    shared = ((names, of_b[value]) for value, names in of_a.items() if value in of_b)
+    few = (product(*names) for names in shared if len(names[0]) * len(names[1]) <= _MAX_PAIRS)
     places = {name: place for place, name in enumerate(order)}
     ranks: dict[Any, list[NamePair]] = defaultdict(list)
     for (old, new), count in Counter(chain.from_iterable(few)).items():
         ranks[-count, old != new, -_likeness(old, new), places.get(new)].append((old, new))
     partners: dict[str, str] = {}
-    gone: tuple[set[str], set[str]] = (set(), set())
+    gone = set[tuple[int, str]]()  # (0, name of a), (1, name of b)
     for rank in sorted(ranks):
-        free = [pair for pair in ranks[rank] if pair[0] not in gone[0] and pair[1] not in gone[1]]
-        times = Counter(old for old, _ in free), Counter(new for _, new in free)
-        partners |= {old: new for old, new in free if times[0][old] == times[1][new] == 1}
-        for names, taken in zip(gone, times, strict=True):
-            names.update(taken)
+        free = [pair for pair in ranks[rank] if gone.isdisjoint(enumerate(pair))]
+        times = Counter(chain.from_iterable(map(enumerate, free)))
+        partners |= {old: new for old, new in free if times[0, old] == times[1, new] == 1}
+        gone |= times.keys()
     return partners
 
 
@@ -335,44 +289,34 @@ def renamed_by_value(a: Side, b: Side, *, in_order: bool) -> dict[str, str]:
         b: run b.
         in_order: whether of several equal tensors of b the first is taken, and not none.
     """
-    several = ambiguous(*({name.partition(".")[0] for name in side.names} for side in (a, b)))
+    several = ambiguous(a.names, b.names)
     if a.names == b.names and not several:
         return {}
-    lists = _lists_of_other_length(a, b)
-    one, two = (
-        {
-            name
-            for name in side.tensors
-            if name not in other.names or _is_in_any(name, lists) or class_of_root(name.partition(".")[0]) in several
-        }
-        for side, other in ((a, b), (b, a))
-    )
+    lengths = numbered_children(a.names), numbered_children(b.names)
+    lists = {parent for parent, length in lengths[0].items() if lengths[1].get(parent, length) != length}
+
+    def is_open(name: str, other: Side) -> bool:
+        """Whether a tensor may have another name in the other run."""
+        return name not in other.names or not lists.isdisjoint(ancestors(name)) or class_of_root(name) in several
+
+    one, two = ({name for name in side.tensors if is_open(name, other)} for side, other in ((a, b), (b, a)))
     pairs = equal_pairs(a.held(one), b.held(two), b.names if in_order else ())
     levels = {old: _parent_pairs(old, new) for old, new in pairs.items()}
     votes = Counter(chain.from_iterable(levels.values()))
-    better_kept = _better_unrenamed(a, b, votes)
-    paired = Counter(head for name in pairs for head in (name, *ancestors(name)))
+    paired = Counter(chain.from_iterable(map(ancestors, pairs)))
     held_by_others = with_ancestors(a.tensors - one)
+    hold = {level for level, number in votes.items() if number == paired[level[0]] and level[0] not in held_by_others}
+    hold -= _better_unrenamed(a, b, votes)
     renamed: dict[str, str] = {}
-    for old in sorted(old for old, new in pairs.items() if old != new):
-        top = (old, pairs[old])
-        for level in levels[old]:
-            if votes[level] != paired[level[0]] or level[0] in held_by_others or level in better_kept:
-                break
-            top = level
-        if old.rpartition(".")[2] != pairs[old].rpartition(".")[2]:
-            renamed[old] = pairs[old]
+    for old, new in sorted(pair for pair in pairs.items() if pair[0] != pair[1]):
+        *_, top = (old, new), *takewhile(hold.__contains__, levels[old])
+        if old.rpartition(".")[2] != new.rpartition(".")[2]:
+            renamed[old] = new
         renamed.setdefault(*top)
     for called, old in a.roots.items():  # where no value tells models of one class apart, their variables do
         if called[0] in several and old not in paired and b.roots.get(called, old) != old:
             renamed.setdefault(old, b.roots[called])
     return renamed
-
-
-def _is_in_any(name: str, lists: AbstractSet[str]) -> bool:
-    """Whether a name is in any of these numbered lists: `blocks.3.fc` in `blocks.`."""
-    parts = (head.rpartition(".") for head in (name, *ancestors(name))) if lists else ()
-    return any(part.isdecimal() and f"{above}." in lists for above, _, part in parts)
 
 
 def _better_unrenamed(a: Side, b: Side, levels: Iterable[NamePair]) -> set[NamePair]:
@@ -395,20 +339,9 @@ def _parent_pairs(old: str, new: str) -> list[NamePair]:
 
     (`a.x.w`, `b.x.v`) gives (`a.x`, `b.x`), (`a`, `b`).
     """
-    pairs: list[NamePair] = []
-    while True:
-        old, dot, end = old.rpartition(".")
-        new, other_dot, other_end = new.rpartition(".")
-        if not (dot and other_dot and old != new and (end == other_end or not pairs)):
-            return pairs
-        pairs.append((old, new))
-
-
-def _lists_of_other_length(a: Side, b: Side) -> frozenset[str]:
-    """Prefixes (`blocks.`) of numbered lists that both runs have, with different numbers of children."""
-    counts = numbered_children(a.names), numbered_children(b.names)
-    both = counts[0].keys() & counts[1].keys()
-    return frozenset(f"{parent}." for parent in both if counts[0][parent] != counts[1][parent])
+    alike = begin_alike(old.split(".")[-2::-1], new.split(".")[-2::-1])
+    every = zip(ancestors(old), ancestors(new), strict=False)
+    return [(one, two) for one, two in every if one != two][: alike + 1]
 
 
 def tied_to(modules: Iterable[ModuleInfo], fqn: str) -> str:
@@ -416,11 +349,5 @@ def tied_to(modules: Iterable[ModuleInfo], fqn: str) -> str:
 
     "" if it is not tied.
     """
-    owner, _, name = fqn.rpartition(".")
-    for module in modules:
-        for alias_name, target in module.tied.items():
-            if module.fqn == owner and alias_name == name:
-                return target
-            if target == fqn:
-                return f"{module.fqn}.{alias_name}"
-    return ""
+    pairs = [(f"{module.fqn}.{alias}", target) for module in modules for alias, target in module.tied.items()]
+    return next((other for pair in pairs for one, other in (pair, pair[::-1]) if one == fqn), "")

@@ -50,21 +50,17 @@ _NOT_FINITE = ("nans", "posinfs", "neginfs")
 _EXACT = 1e-5
 """How far statistics are to be trusted, relative to the norm."""
 
-WHOLE = ("float", "bfloat", "complex")
-"""How dtypes begin of which sums are rounded."""
-
 
 class Layouts:
     """Properties of one rank's layouts as arrays indexed by layout number; those of no layouts have one element.
 
     Attributes:
         numel: float64, number of elements.
-        floating: bool, whether sums of the dtype are rounded (`WHOLE`).
+        floating: bool, whether sums of the dtype are rounded.
         unit: float64, unit roundoff of the coarsest dtype; 0 for dtypes without rounding.
         dtype: int64, a number per dtype, the same in all `Layouts` of the process.
         stored: bool, whether the tensor is sparse, jagged or nested.
         dims: int64, number of dimensions.
-        coarse: whether any layout is of bfloat16; not an array.
         shape: int64, a number per shape, the same in all `Layouts` of the process.
     """
 
@@ -76,7 +72,7 @@ class Layouts:
             return np.array([of(layout) for layout in layouts] or [0], dtype)
 
         self.numel = column(lambda layout: max(layout.numel, 0), np.float64)
-        self.floating = column(lambda layout: layout.dtype.startswith(WHOLE), np.bool_)
+        self.floating = column(lambda layout: layout.dtype.startswith(("float", "bfloat", "complex")), np.bool_)
         # ranks that compute in several dtypes have them all in one layout: `float32 and bfloat16`
         self.unit = column(lambda layout: max(ROUNDING.get(of, 0.0) for of in layout.dtype.split(" and ")), np.float64)
         self.dtype = column(lambda layout: _NUMBERS.setdefault(layout.dtype, len(_NUMBERS)), np.int64)
@@ -84,7 +80,6 @@ class Layouts:
         self.stored = column(lambda layout: layout.strides.startswith(("sparse", "jagged", "nested")), np.bool_)
         self.dims = column(lambda layout: len(layout.shape), np.int64)
         self.shape = column(lambda layout: _NUMBERS.setdefault(tuple(layout.shape), len(_NUMBERS)), np.int64)
-        self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
 
 
 _NUMBERS: dict[object, int] = {}  # of shapes and dtypes, so that those of two runs compare as integers
@@ -108,9 +103,10 @@ class Records:
         """Attribute `name` of `Layouts` (`numel`, `shape`) of each record."""
         return getattr(self.layouts, name)[self.batch.layout[self.rows]]
 
-    def column(self, name: str) -> Any:
-        """Column `name` of the batch (`status`, `checksum`) of each record."""
-        return np.asarray(getattr(self.batch, name))[self.rows]
+    def column(self, name: str, missing: int = 0) -> Any:
+        """Column `name` of the batch (`status`, `calls`) of each record; `missing` where the batch has none."""
+        values = getattr(self.batch, name)
+        return np.full(len(self.rows), missing) if values is None else np.asarray(values)[self.rows]
 
     def statistic(self, name: str) -> Floats:
         """Statistic `name` (`mean`, `min`) of each record, float64; NaN where the batch has none."""
@@ -140,12 +136,6 @@ class Records:
             return l2_norm(self.statistic("mean"), self.statistic("var"), numel)
 
 
-def sketch_norms(sketch: npt.NDArray[np.float32] | Floats) -> Floats:
-    """L2 norm of each sketch: float64 (n,) of an array (n, 16)."""
-    wide = sketch.astype(np.float64)
-    return np.asarray(np.sqrt(np.einsum("ij,ij->i", wide, wide)))
-
-
 def nan_throughout(batch: StepBatch, layouts: Layouts) -> Mask:
     """Mask over all rows of the batch, true where every element is NaN; all False if NaNs were not counted.
 
@@ -170,12 +160,11 @@ def distances(one: Records, two: Records) -> tuple[Floats, Floats]:
     unknown = np.full(len(one.rows), np.nan)
     if not len(unknown) or one.batch.sketch is None or two.batch.sketch is None:
         return unknown, unknown.copy()
-    sketches = one.column("sketch"), two.column("sketch")
-    distance = sketch_norms(sketches[0].astype(np.float64) - sketches[1].astype(np.float64))
-    sizes = one.norms, two.norms
-    scale = np.fmax(*sizes)
+    sketches = np.array([of_run.column("sketch") for of_run in (one, two)], np.float64)
+    distance = np.linalg.norm(sketches[0] - sketches[1], axis=1)
+    scale = np.fmax(one.norms, two.norms)
     unsized = np.flatnonzero(~np.isfinite(scale))
-    scale[unsized] = np.fmax(*(sketch_norms(sketch[unsized]) for sketch in sketches))
+    scale[unsized] = np.fmax(*np.linalg.norm(sketches[:, unsized], axis=2))
     known = (one.layout("shape") == two.layout("shape")) & same_nonfinite(one, two)
     for at in np.flatnonzero(one.layout("stored") | two.layout("stored")).tolist():
         known[at] &= one.batch.text[int(one.rows[at])] == two.batch.text[int(two.rows[at])]
@@ -213,23 +202,6 @@ def same_nonfinite(one: Records, two: Records) -> Mask:
     return np.asarray(np.logical_and.reduce([(a == b) | (a < 0) | (b < 0) for a, b in counts]))
 
 
-def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None:
-    """A relative distance in roundings: (how many, of which dtype); None where it is too far for that.
-
-    At most 64 roundings of the coarser dtype. For a larger distance 0.2 to 1.2 roundings of bfloat16, if both dtypes
-    are finer: something was computed in it. None too for a distance of 0, or if neither dtype is a float.
-    """
-    units = [name for name in (dtype_a, dtype_b) if name in ROUNDING]
-    if not units or rel <= 0:
-        return None
-    layout = max(units, key=lambda name: ROUNDING[name])
-    k = rel / ROUNDING[layout]
-    if k <= 64:
-        return k, layout
-    k = rel / ROUNDING["bfloat16"]
-    return (k, "bfloat16") if 0.2 <= k <= 1.2 and ROUNDING[layout] < ROUNDING["bfloat16"] else None
-
-
 def distance_of(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
     """Relative L2 distance of two whole tensors of one shape: over the larger of their norms, 0 if both are 0.
 
@@ -254,11 +226,6 @@ def plain_distance(one: str, two: str) -> tuple[float, float]:
         a, b = float(one), float(two)
         return 0.0 if a == b else abs(a - b), max(abs(a), abs(b))
     return np.nan, np.nan
-
-
-def is_shapeless(summary: Summary) -> bool:
-    """Whether a value was gathered from several ranks at unknown places in the whole, so that it has no shape."""
-    return summary.joined is Joined.GATHERED and summary.status is Status.OBSERVED
 
 
 def shapes_differ(a: Summary, b: Summary) -> bool:
@@ -307,10 +274,8 @@ def size_of(
     if a.layout.dtype != b.layout.dtype or (a.status is Status.VALUE and rel is None):
         return Size.STRUCTURAL
     unit = ROUNDING.get(a.layout.dtype)
-    if unit is None:
+    if unit is None or has_nonfinite(a.stats) or has_nonfinite(b.stats):
         return Size.MORE  # of integers and the like, nothing is rounded
-    if has_nonfinite(a.stats) or has_nonfinite(b.stats):
-        return Size.MORE
     if rel is None:
         return None
     bound = min(_SAFETY_FACTOR * max(terms, _MIN_TERMS) ** 0.5 * unit, _MAX_BOUND)

@@ -6,12 +6,11 @@ Capture strips wrappers; stores that were imported or written by older versions 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from introspect_cli.errors import UsageError
 from introspect_cli.records import DRAWN_BEFORE, Phase, Site
 
 if TYPE_CHECKING:
@@ -20,6 +19,18 @@ if TYPE_CHECKING:
 
 FORWARD = frozenset({Phase.FORWARD, Phase.EVAL, Phase.RECOMPUTE})
 """Phases in which modules are called."""
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> defaultdict[K, list[V]]:
+    """By the first of each pair, the second ones, in order."""
+    groups = defaultdict[K, list[V]](list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return groups
 
 
 def owner_of(fqn: str) -> str:
@@ -61,23 +72,6 @@ def strip_wrappers(fqn: str) -> str:
     return _WRAPPED.sub("", fqn) if "._" in fqn else fqn
 
 
-def parse_rename(text: str) -> tuple[str, str]:
-    r"""(pattern, replacement) of the text `OLD=NEW`, cut at its first `=`; `\=` stands for an equals sign.
-
-    Raises:
-        UsageError: no equals sign, an empty OLD, OLD is no regular expression, or NEW no replacement of it.
-    """
-    parts = re.split(r"(?<!\\)=", text, maxsplit=1)
-    if len(parts) != 2 or not parts[0]:
-        raise UsageError(f"--rename takes OLD=NEW, a regular expression and its replacement, not {text!r}.")
-    old, new = parts[0].replace("\\=", "="), parts[1].replace("\\=", "=")
-    try:
-        re.compile(old).sub(new, "")
-    except (re.error, IndexError) as error:
-        raise UsageError(f"--rename {text!r} is not a regular expression with its replacement: {error}.") from None
-    return old, new
-
-
 def renamer(patterns: Sequence[tuple[str, str]], prefixes: Mapping[str, str]) -> Rename | None:
     """A function from run a's FQNs to run b's, which strips wrappers too; None if both arguments are empty.
 
@@ -103,14 +97,19 @@ def renamer(patterns: Sequence[tuple[str, str]], prefixes: Mapping[str, str]) ->
 # --- roots
 
 
-def class_of_root(root: str) -> str:
-    """The class that a root is named by: `Net` of `Net#2`."""
-    return _NUMBERED_ROOT.sub("", root)
+def roots_of(names: Iterable[str]) -> set[str]:
+    """The first component of each name."""
+    return {name.partition(".")[0] for name in names}
+
+
+def class_of_root(name: str) -> str:
+    """The class that the root of a name is named by: `Net` of `Net#2.fc`."""
+    return _NUMBERED_ROOT.sub("", name.partition(".")[0])
 
 
 def ambiguous(*runs: Iterable[str]) -> set[str]:
-    """Classes of which at least one of the runs has several roots (`Net`, `Net#2`); each run is its root names."""
-    counts = [Counter(map(class_of_root, roots)) for roots in runs]
+    """Classes of which at least one of the runs has several roots (`Net`, `Net#2`); each run is its names."""
+    counts = [Counter(map(class_of_root, roots_of(names))) for names in runs]
     return {name for count in counts for name, number in count.items() if number > 1}
 
 
@@ -137,10 +136,9 @@ def tree_at(modules: Sequence[ModuleInfo], step: int | None = None) -> list[Modu
     """
     tree: dict[str, ModuleInfo] = {}
     for module in modules:
-        if module.fqn not in tree or (step is not None and module.step <= step):
-            before = tree.get(module.fqn)
-            within = before is not None and before.step == module.step == step
-            tree[module.fqn] = _joined_attributes(before, module) if before is not None and within else module
+        before = tree.setdefault(module.fqn, module)
+        if before is not module and step is not None and module.step <= step:
+            tree[module.fqn] = _joined_attributes(before, module) if before.step == module.step == step else module
     return list(tree.values())
 
 

@@ -14,16 +14,18 @@ alone, since one fault changes nearly all gradients; others by tensors and gradi
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known, worst_of
+from introspect_cli.compare.ledger import TENSORS
 from introspect_cli.compare.match import Correspondence
 from introspect_cli.compare.measure import Ids, Mask, nan_throughout
 from introspect_cli.compare.names import (
     DISPLACED,
+    grouped,
     owner_of,
 )
 from introspect_cli.compare.result import DivergenceMap, StripCell, StructureChange
@@ -35,18 +37,15 @@ from introspect_cli.compare.table import (
     NOT_SEEN,
     ONLY_A,
     ONLY_B,
-    UNUSED,
     WITHIN,
     Alignment,
-    Learned,
     Table,
 )
-from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site
+from introspect_cli.records import KIND_CODES, SETTING_KINDS, Kind, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.result import Divergence, Resumption
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.steps import Paired
@@ -62,23 +61,19 @@ class RankOutcome:
         notes: what a reader must know of it.
         offset: step k of b was compared with step k + offset of a.
         tally: counts by the words of `result.Counts`, and of `blind` records, which only one side could see, of
-            `blind_both`, which run a could not see, by estimate, and of steps and records `opened`.
+            `blind_both`, which run a could not see, by estimate, of records `opened`, of common steps after those,
+            `unopened`, and of steps in which structure differs and neither run recorded results, `unrecorded`.
         listed: divergences, in order, up to the limit.
         first: the first divergence, also where the limit is 0.
         blind_site: a site that only one side could see, as an example.
         tolerated: the first difference that tolerance or noise let pass, in words.
         changes: what differs in structure, and random states; empty where no step had to be opened.
-        unrecorded: whether structure differs in a step of which neither run recorded results.
         match: which name of a is which of b.
-        unused_note: the sentence on differences on which nothing rests, of the first step that has any; "" for none.
         results: the kinds of results that agree in every step that was opened; None where none was.
         hidden: the kinds of results of which some are NaN throughout in both runs, until some agree as numbers.
         results_known: what is known of all results of these steps: equal, within tolerance, or not that.
-        unopened: common steps after those, which were not compared.
         resumption: what a resumed run goes on with; None where neither run is one.
         origins: other divergences of the first diverging step that rest on nothing that differs, with their causes.
-        learned: what the steps have shown, for its notes.
-        evaluation: True for what came of evaluation alone, False of training alone, None of both.
         parts: what came of training (False) and, if both evaluate, of evaluation (True) alone; empty if no run does.
     """
 
@@ -86,7 +81,6 @@ class RankOutcome:
     paired: Paired
     match: Correspondence = field(default_factory=Correspondence)
     offset: int = 0
-    evaluation: bool | None = None
     notes: list[str] = field(default_factory=list)
     tally: Counter[str] = field(default_factory=Counter)
     listed: list[Divergence] = field(default_factory=list)
@@ -97,15 +91,11 @@ class RankOutcome:
     tolerated: str = ""
     heat: Heat | None = None
     changes: tuple[StructureChange, ...] = ()
-    unrecorded: bool = False
-    unused_note: str = ""
     results: frozenset[Kind] | None = None
     hidden: frozenset[Kind] = frozenset()
     results_known: Known = Known.EQUAL
-    unopened: int = 0
     resumption: Resumption | None = None
     origins: list[tuple[Divergence, Cause]] = field(default_factory=list)
-    learned: Learned = field(default_factory=Learned)
     parts: dict[bool, RankOutcome] = field(default_factory=dict)
 
     def see_results(self, table: Table) -> None:
@@ -171,13 +161,11 @@ class Structure:
     """One-sided sites and differing random states over the steps walked so far.
 
     Attributes:
-        comparison: the rank of both runs.
         only: for a and for b, the union numbers of sites that it alone had, each with the first step in which it had.
         random: names of random states that differed, each with the first step in which it did.
         evaluations: sides that evaluated alone, each with the first step in which it did.
     """
 
-    comparison: Comparison
     only: tuple[dict[int, int], dict[int, int]] = field(default_factory=lambda: ({}, {}))
     random: dict[str, int] = field(default_factory=dict)
     evaluations: dict[str, int] = field(default_factory=dict)
@@ -196,33 +184,33 @@ class Structure:
             self.random.setdefault(fqn[union], causes.step)
 
 
-def changes_of(structure: Structure) -> tuple[StructureChange, ...]:
-    """All changes of structure, in this order: names, one-sided, evaluations, random states.
+def changes_of(structure: Structure, alignment: Alignment, match: Correspondence) -> tuple[StructureChange, ...]:
+    """All changes of structure, in this order: names (those of `match`), one-sided, evaluations, random states.
 
     Those whose names differ in numbers alone are one change, under `*`.
     """
-    renamed = [(old, new) for old, new in structure.comparison.match.renamed.items() if not new.endswith(DISPLACED)]
-    rows = [("renamed", "", told("renamed", a="{a}", b="{b}"), *names) for names in renamed]
-    rows += _one_sided(structure)
+    renamed = [names for names in match.renamed.items() if not names[1].endswith(DISPLACED)]
+    rows = [StructureChange("renamed", old, new, told("renamed", a=old, b=new)) for old, new in renamed]
+    rows += _one_sided(structure, alignment)
     for side, step in structure.evaluations.items():
-        rows.append(("only", side, told("evaluates", side=side, step=step), "evaluation", "evaluation"))
+        rows.append(StructureChange("only", *_of_side(side, "evaluation"), told("evaluates", side=side, step=step)))
     for name, step in structure.random.items():
-        rows.append(("random", "", told("random", name="{a}", step=step), name, name))
-    groups: dict[tuple[str, ...], list[tuple[str, str]]] = {}
-    for *how, a, b in rows:
-        groups.setdefault((*how, *_starred(a, b)), []).append((a, b))
-    changes = []
-    for (change, side, text, *pattern), members in groups.items():
-        a, b = pattern if len(members) > 1 else members[0]
-        names = a if side != "b" else None, b if side != "a" else None
-        changes.append(StructureChange(change, *names, text.replace("{a}", a).replace("{b}", b)))
-    return tuple(changes)
+        rows.append(StructureChange("random", name, name, told("random", name=name, step=step)))
+    alike = grouped((_starred(row), row) for row in rows)
+    return tuple(pattern if len(members) > 1 else members[0] for pattern, members in alike.items())
 
 
-def _starred(a: str, b: str) -> tuple[str, str]:
-    """Both names with their numeric components as `*`; unchanged where the numbers of the two differ."""
-    one, two = ([part for part in name.split(".") if part.isdecimal()] for name in (a, b))
-    return (star(a), star(b)) if one == two else (a, b)
+def _of_side(side: str, name: str) -> tuple[str | None, str | None]:
+    """The name in a and in b of what one run alone has."""
+    return (name, None) if side == "a" else (None, name)
+
+
+def _starred(change: StructureChange) -> StructureChange:
+    """The change with numeric components of its names as `*`; as it is where the numbers of the two differ."""
+    old, new = change.a or "", change.b or ""
+    text = change.text.replace(old, star(old)).replace(new, star(new))
+    numbers = {tuple(filter(str.isdecimal, name.split("."))) for name in (old, new) if name}
+    return change._replace(a=star(old) or None, b=star(new) or None, text=text) if len(numbers) == 1 else change
 
 
 def star(name: str) -> str:
@@ -230,36 +218,33 @@ def star(name: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
-def _one_sided(structure: Structure) -> Iterator[tuple[str, str, str, str, str]]:
-    """(change, side, words with `{a}` for the name, the name twice) of what one run only has, a's first.
-
-    The side is "" for further records of a name that both have.
+def _one_sided(structure: Structure, alignment: Alignment) -> Iterator[StructureChange]:
+    """What one run only has, a's first.
 
     Modules and tensors come before further records of what both have. Inside a module that only one run has, only that
     outermost module is named. Left out are further records of a name whose parent module has further ones too.
     """
-    alignment = structure.comparison.alignment
     for side, only, names, around in zip(
         "ab", structure.only, alignment.names[::-1], alignment.around[::-1], strict=True
     ):
         subjects: dict[str, list[int]] = defaultdict(list)
         for union in only:
             name = alignment.fqn[union]
-            while name not in names and owner_of(name) and owner_of(name) not in around:
+            while owner_of(name) and owner_of(name) not in around:
                 name = owner_of(name)
             subjects[name] += [union] * (alignment.fqn[union] == name)
         for name in sorted(subjects, key=names.__contains__):
             unions = subjects[name]
             if name not in names:
-                kinds = {KINDS[code] for code in alignment.kind[unions].tolist()}
-                tensor = next((kind.one for kind in (Kind.PARAM, Kind.BUFFER) if kind in kinds), "")
+                tensor = next((kind.one for kind in TENSORS if KIND_CODES[kind] in alignment.kind[unions]), "")
                 cls = alignment.module_class[unions[0]] if unions and not tensor else ""
                 said = {"verb": "runs" if name in around else "has", "tensor": tensor, "cls": cls * (cls != name)}
-                yield "only", side, told("only", side=side, name="{a}", **said), name, name
+                text = told("only", side=side, name=name, **said)
+                yield StructureChange("only", *_of_side(side, name), text)
             elif owner_of(name) not in subjects.keys() & names:
                 first = min(unions, key=lambda union: (alignment.call[union], alignment.path[union]))
-                site = replace(alignment.site(first), fqn="{a}")
-                yield "calls", "", told("more", side=side, what=what(site), step=only[first]), name, name
+                text = told("more", side=side, what=what(alignment.site(first)), step=only[first])
+                yield StructureChange("calls", name, name, text)
 
 
 _OF_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})
@@ -285,10 +270,9 @@ class Heat:
         self.steps, self.in_forward = tuple(steps[:: self.fold]), alignment.are(*_FORWARD).astype(np.int64)
         rows: dict[str, int] = {}
         self.row_of = np.zeros(len(alignment), np.int64)
-        for union in np.argsort(-self.in_forward, kind="stable").tolist():
+        shown = np.flatnonzero(~alignment.are(*SETTING_KINDS))
+        for union in shown[np.argsort(-self.in_forward[shown], kind="stable")].tolist():
             kind, name = KINDS[alignment.kind[union]], alignment.fqn[union]
-            if kind in SETTING_KINDS:
-                continue
             if kind is Kind.RNG:
                 name = f"{_RANDOM}{name}"
             elif kind in _OF_TENSORS:
@@ -319,9 +303,8 @@ class Heat:
         `behind` is True in columns where that leaves 0, though something else of it differs. `unmeasured` is True where
         the value stands for an unknown distance.
         """
-        shown = [
-            row for row, name in enumerate(self.modules) if not name.startswith(_RANDOM) or self.values[:, row].any()
-        ]
+        differs = np.asarray(self.values.any(axis=(0, 2)))
+        shown = [row for row, name in enumerate(self.modules) if differs[row] or not name.startswith(_RANDOM)]
         rest, forward = self.values[:, shown]
         passes = forward.any(axis=1, keepdims=True)
         values = np.where(passes, forward, rest)
@@ -336,35 +319,23 @@ class Heat:
 
 # --- the first diverging step in a strip
 
-_ROWS = {Phase.BACKWARD: "backward", Phase.OPTIMIZER: "update"}
-_IN_STRIP = {
-    Kind.BATCH: Phase.DATA,
-    Kind.OUTPUT: Phase.FORWARD,
-    Kind.LOSS: Phase.LOSS,
-    Kind.GRAD_OUTPUT: Phase.BACKWARD,
-    Kind.GRAD: Phase.BACKWARD,
-    Kind.PARAM: Phase.OPTIMIZER,
-}
-_WORDS = {
-    EQUAL: "equal",
-    WITHIN: "within",
-    NOT_SEEN: "not seen",
-    DIFFERENT: "differs",
-    UNUSED: "differs",
-    ONLY_A: "only a",
-    ONLY_B: "only b",
-}
+_RUN = (Kind.BATCH, Kind.OUTPUT, Kind.LOSS, Kind.GRAD_OUTPUT, Kind.GRAD)
+"""What the strip has of the phases from the data to the backward pass; of the optimizer's it has the parameters."""
+
+_WORDS = ("", "equal", "within", "differs", "not seen", "only a", "only b", "differs", "", "")
+"""What is said of each state of a row; "" of those that count for nothing."""
 
 
 def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
-    """Cells of the first diverging step, in a's order: records of `_IN_STRIP`, and a diverging one at `first`.
+    """Cells of the first diverging step, in a's order: records of `_RUN`, parameters, and the diverging one at `first`.
 
     Records that count for nothing (ABSENT) are left out. Only cells that differ have a distance, if it is known.
     """
-    table, cells = step.table, list[StripCell]()
-    far = dict(zip(table.differing.tolist(), table.relative(table.differing).tolist(), strict=True))
-    for row in np.argsort(table.order, kind="stable").tolist():
-        site, word, rel = table.named(row), _WORDS.get(int(table.state[row])), far.get(row, np.nan)
-        if word and (_IN_STRIP.get(site.kind) is site.phase or (site == first and table.diverging[row])):
-            cells.append(StripCell(_ROWS.get(site.phase, "forward"), site, word, rel if np.isfinite(rel) else None))
-    return tuple(cells)
+    table = step.table
+    shown = table.are(*_RUN, Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
+    shown |= table.are(Kind.PARAM, Phase.OPTIMIZER)
+    shown[table.in_order[step.sites.index(first)]] = True
+    measured = zip(table.differing.tolist(), table.relative(table.differing).tolist(), strict=True)
+    far = {row: rel for row, rel in measured if np.isfinite(rel)}
+    rows = [row for row in np.argsort(table.order, kind="stable").tolist() if shown[row] and _WORDS[table.state[row]]]
+    return tuple(StripCell(table.named(row), _WORDS[table.state[row]], far.get(row)) for row in rows)

@@ -7,7 +7,7 @@ that the other capture was told not to look, that a compiler hid the module, or 
 the value that it had. So each one-sided row is held against what the manifests and the other run's records say; what
 means nothing is no divergence.
 
-*What is let pass* (`accept_gathered`, `accept_tolerated`). What they share out is compared as the whole that it is.
+*What is let pass* (`accept_rearranged`, `accept_tolerated`). What they share out is compared as the whole that it is.
 Where the samples of both runs are equal, whichever rank has which, so are the records; of other values that were
 gathered from several ranks, extrema and means are compared, and no more is claimed. Then differences pass that are
 small enough by a stated tolerance, or by measured noise.
@@ -49,7 +49,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
 from operator import attrgetter
@@ -64,6 +63,7 @@ from introspect_cli.compare.measure import (
     Ids,
     Layouts,
     Mask,
+    distances,
     least_distances,
     plain_distance,
     same_nonfinite,
@@ -100,7 +100,7 @@ from introspect_cli.records import Joined, Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.result import DiffOptions
@@ -120,17 +120,15 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
         step_a: number of the step in a.
         step_b: number of the step in b.
     """
-    alignment = comparison.alignment
-    readers, columns, steps = (comparison.a, comparison.b), (alignment.a, alignment.b), (step_a, step_b)
-    batches = comparison.a.read(step_a), comparison.b.read(step_b)
-    lists = comparison.lists_starts
-    if lists[0] != lists[1]:
-        side, listed = int(lists[0]), int(lists[1])
-        before, wanted = At(readers[side], columns[side], steps[side] - 1), alignment.ids[listed][batches[listed].site]
-        copied = with_copied_starts(alignment, side, before, batches[side], wanted)
-        batches = (batches[0], copied) if side else (copied, batches[1])
+    alignment, steps = comparison.alignment, (step_a, step_b)
+    runs = At(comparison.a, alignment.a, step_a), At(comparison.b, alignment.b, step_b)
+    batches = [run.batch for run in runs]
+    side, listed = map(int, comparison.lists_starts)
+    if side != listed:
+        wanted = alignment.ids[listed][batches[listed].site]
+        batches[side] = with_copied_starts(alignment, side, runs[side].later(-1), batches[side], wanted)
     if not comparison.is_whole and len(batches[0]) != len(batches[1]):
-        batches = paired_calls(columns, batches)
+        batches = paired_calls((alignment.a, alignment.b), batches)
     table = table_of(alignment, comparison.compared, steps, batches, comparison.layouts)
     if [is_ordered(manifest) for manifest in comparison.manifests] == [False, True]:
         table = replace(table, a=_in_order_of_b(table))
@@ -142,16 +140,14 @@ def _in_order_of_b(table: Table) -> StepBatch:
     place, (half_a, half_b) = np.full(len(table.alignment), np.iinfo(np.int64).max), table.halves
     place[half_b.sites] = table.b.sequence
     order = np.lexsort((table.a.sequence, place[half_a.sites]))
-    sequence = np.empty(len(order), np.uint32)
-    sequence[order] = np.arange(len(order))
-    return replace(table.a, sequence=sequence)
+    return replace(table.a, sequence=np.argsort(order).astype(np.uint32))
 
 
 def table_of(
     alignment: Alignment,
     compared: Mask,
     steps: tuple[int, int],
-    batches: tuple[StepBatch, StepBatch],
+    batches: Sequence[StepBatch],
     layouts: tuple[Layouts, Layouts],
 ) -> Table:
     """Table of two batches, rows put side by side by site.
@@ -172,11 +168,9 @@ def table_of(
     place = np.full(len(alignment), -1, dtype=np.int64)
     place[site_a] = np.arange(len(site_a))
     partner = place[site_b]
-    both_b, alone_b = np.flatnonzero(partner >= 0), np.flatnonzero(partner < 0)
-    alone_a = np.delete(np.arange(len(site_a)), partner[both_b])
-    site = np.concatenate([site_b[both_b], site_a[alone_a], site_b[alone_b]])
-    row_a = np.concatenate([partner[both_b], alone_a, np.full(len(alone_b), -1, np.int64)])
-    row_b = np.concatenate([both_b, np.full(len(alone_a), -1, np.int64), alone_b])
+    alone = np.delete(np.arange(len(site_a)), partner[partner >= 0])
+    site, row_a = np.append(site_b, site_a[alone]), np.append(partner, alone)
+    row_b = np.append(np.arange(len(site_b)), np.full(len(alone), -1, np.int64))
     both, counts = (row_a >= 0) & (row_b >= 0), compared[site]
     checksums, blanks, parts, plain = (  # 0 for a record that a run lacks
         [np.append(of, of.dtype.type(0))[rows] for of, rows in zip(map(column, batches), (row_a, row_b), strict=True)]
@@ -205,9 +199,10 @@ def _in_part(batch: StepBatch) -> Mask:
 def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Pass: mark one-sided rows ABSENT that the other run could not record, or that repeat a tensor's last value.
 
-    Could not: left out by options, unobservable, in an evaluation, or after the other run was stopped. Rows that only a
-    run made of a list of values has become NOT_SEEN. In the step at which a resumed run begins, diverging batches and
-    random states of parts that it restored become ABSENT; not with `strict`.
+    Could not: left out by options, unobservable, or after the other run was stopped. Rows that only a run made of a
+    list of values has become NOT_SEEN. One-sided evaluation becomes EVALUATING if one run alone evaluates in the step,
+    start values in any case. In the step at which a resumed run begins, diverging batches and random states of parts
+    that it restored become ABSENT. Neither of the two with `strict`.
     """
     for place, half in enumerate(table.halves):
         rows = np.flatnonzero(table.state == half.alone)
@@ -217,10 +212,13 @@ def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> t
             counts = comparison.covered[place][table.site[rows]]
             counts[counts] = ~_unobservable(table.alignment, table.site[rows[counts]], table.halves[1 - place])
             table = table.marked(rows[~counts], ABSENT)
-    table = _without_restored(table, comparison)
+    if not comparison.options.strict:
+        every = not all(evaluates(table))
+        alone = table.diverging & table.one_sided & table.alignment.evaluating[table.site]
+        table = _without_restored(table.marked(alone & (table.are(Phase.START) | every), EVALUATING), comparison)
     if (table.diverging & table.one_sided & table.are(*STATE_KINDS)).any():
         table = table.marked(repeated_values(comparison, table), ABSENT)
-    return _without_cut(_without_evaluation(table, comparison), comparison), learned
+    return _without_cut(table, comparison), learned
 
 
 def _without_cut(table: Table, comparison: Comparison) -> Table:
@@ -238,13 +236,11 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
     """In the step at which a resumed run begins, mark diverging batches and start random states ABSENT.
 
     Only those of parts that were restored: a script may read batches and draw numbers to get to where it goes on.
-    Nothing with `strict`.
     """
-    resumes = not comparison.options.strict and comparison.is_resume_step(table.step)
-    parts = comparison.resumption.parts if resumes and comparison.resumption is not None else ()
-    restored = [part for part in parts if part.state is Restored.YES]
-    if not restored:
+    resumption = comparison.resumption if comparison.is_resume_step(table.step) else None
+    if resumption is None:
         return table
+    restored = [part for part in resumption.parts if part.state is Restored.YES]
     rows = np.flatnonzero(table.diverging & table.are(Kind.RNG, Kind.BATCH, Phase.START, Phase.DATA))
     held = [any(holds_part(table.named(row), part) for part in restored) for row in rows.tolist()]
     return table.marked(rows[np.array(held, np.bool_)], ABSENT)
@@ -262,56 +258,48 @@ def _unobservable(alignment: Alignment, sites: Ids, other: Half) -> Mask:
         sites: union numbers of the one-sided sites.
         other: the other run's records.
     """
-    blind, other_sites = other.batch.status == Status.NOT_OBSERVED, other.sites
-    roots = [alignment.fqn[site].partition(".")[0] for site in sites.tolist()]
-    ran = alignment.are(Kind.LOSS, sites=other_sites).any()  # else an optimizer steps once more
-    silent = _roots_of(alignment, other_sites, Kind.GRAD) if ran else set()
-    silent = silent & _roots_of(alignment, sites, *MODULE_KINDS) - _roots_of(alignment, other_sites, *MODULE_KINDS)
-    of_modules = alignment.are(*MODULE_KINDS, sites=sites)
+    names, of_modules = [alignment.fqn[site] for site in sites.tolist()], alignment.are(*MODULE_KINDS, sites=sites)
+    recorded = (other.sites, Kind.GRAD), (sites, *MODULE_KINDS), (other.sites, *MODULE_KINDS)
+    trained, ran, seen = ({name.partition(".")[0] for name in alignment.names_of(*each)} for each in recorded)
+    # without a loss, an optimizer steps once more
+    silent = (trained & ran) - seen if alignment.names_of(other.sites, Kind.LOSS) else set[str]()
     began = alignment.are(Kind.PARAM, Kind.BUFFER, Phase.START, sites=sites)
-    unseen = (began | of_modules) & among(roots, silent)
-    hidden = other_sites[blind & alignment.are(Kind.OUTPUT, Kind.LOSS, sites=other_sites)].tolist()
-    inside = among([alignment.fqn[site] for site in sites.tolist()], {alignment.fqn[site] for site in hidden})
+    unseen = (began | of_modules) & among([name.partition(".")[0] for name in names], silent)
+    blind = other.sites[other.batch.status == Status.NOT_OBSERVED]
+    inside = among(names, alignment.names_of(blind, Kind.OUTPUT, Kind.LOSS))
     return np.asarray(unseen | (inside & (of_modules | alignment.are(Kind.LOSS, sites=sites))))
 
 
-def _roots_of(alignment: Alignment, sites: Ids, *kinds: Kind) -> set[str]:
-    """Root names of those of `sites` (union numbers) that are of any of `kinds`."""
-    return {alignment.fqn[site].partition(".")[0] for site in sites[alignment.are(*kinds, sites=sites)].tolist()}
-
-
-def _without_evaluation(table: Table, comparison: Comparison) -> Table:
-    """Mark one-sided evaluation rows EVALUATING if one run alone evaluates in the step; start values in any case.
-
-    Nothing with `strict`.
-    """
-    alignment = table.alignment
-    if comparison.options.strict or not alignment.evaluating.any():
-        return table
-    every = not all(evaluates(table))
-    alone = table.diverging & table.one_sided & alignment.evaluating[table.site]
-    return table.marked(alone & (table.are(Phase.START) | every), EVALUATING)
-
-
-def evaluates(table: Table) -> tuple[bool, bool]:
+def evaluates(table: Table) -> tuple[bool, ...]:
     """(whether a has, whether b has) a record of the phase `eval` in the step."""
-    a, b = (bool(table.alignment.are(Phase.EVAL, sites=half.sites).any()) for half in table.halves)
-    return a, b
+    return tuple(bool(table.alignment.are(Phase.EVAL, sites=half.sites).any()) for half in table.halves)
 
 
 # --- what is let pass
 
 
-def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Pass: mark gathered values WITHIN that agree, and learn the factors they show (`gathered_agree`).
+def accept_rearranged(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
+    """Pass: mark what holds the same numbers in parts or in another order WITHIN.
 
-    Module values of two dtypes are not marked. Unchanged where no ranks or calls are put together.
+    Where ranks or calls are put together, that is gathered values that agree; learned are the factors they show
+    (`gathered_agree`). Module values of two dtypes are not marked. Of two implementations of one model, it is what has
+    another shape, and tensors of several dimensions, which may be transposed, where extrema and means agree within
+    rtol; gradients within ten times rtol, as they gather the rounding of a whole backward pass.
     """
-    if not comparison.is_whole or not len(table.differing):
+    if not len(table.differing) or not (comparison.is_whole or comparison.match.is_port):
         return table, learned
-    differ = table.of(table.differing)
-    agree, learned = gathered_agree(differ, relative_tolerance(table, learned, comparison), learned)
-    return table.marked(table.differing[agree & are_of_one_dtype(differ)], WITHIN), learned
+    rows, differ = table.differing, table.of(table.differing)
+    if comparison.is_whole:
+        rtol, _ = relative_tolerance(table, learned, comparison.options)
+        agree, learned = gathered_agree(differ, rtol, learned)
+        table = table.marked(rows[agree & are_of_one_dtype(differ)], WITHIN)
+    if comparison.match.is_port:
+        transposed = differ.are(*STATE_KINDS, Kind.GRAD) & (differ.of_layouts("dims")[0] > 1)
+        may = np.equal(*differ.of_layouts("numel")) & (np.not_equal(*differ.of_layouts("shape")) | transposed)
+        known = np.isfinite(differ.statistic("mean")).all(axis=0)
+        rtol = np.where(differ.are(Kind.GRAD), 10.0, 1.0) * comparison.options.rtol
+        table = table.marked(rows[may & known & moments_agree(differ, rtol, 1.0)], WITHIN)
+    return table, learned
 
 
 def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
@@ -320,93 +308,59 @@ def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> 
     Rows without a sketch, as in lean steps, are NOT_SEEN where no more is known than that they may be within.
     Where ranks or calls are put together, the tolerance does not let module values of two dtypes pass.
     """
-    options, after = comparison.options, learned
-    if options.rtol_fine and _first_coarse(table) < np.inf:
-        after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
-    if len(table.differing) and options.tolerant:
-        differ, rtol = table.of(table.differing), relative_tolerance(table, learned, comparison)
-        (one, two), (distance, scale) = differ.both(), differ.distances()
-        alike = are_of_one_dtype(differ) if comparison.is_whole else True
-        near = alike & _within_tolerance(differ, options, rtol, distance, scale)
-        # of a lean step, the distance is known to be no less than something
-        lean = (one.lacks_sketch | two.lacks_sketch) & (one.layout("shape") == two.layout("shape"))
-        if one.batch.sketch is not None and two.batch.sketch is not None and lean.any():
-            lean &= alike & ~near & _within_tolerance(differ, options, rtol, least_distances(one, two), scale)
-            table = table.marked(table.differing[lean], NOT_SEEN)
-            near = near[~lean]
-        table = table.marked(table.differing[near], WITHIN)
-    if len(table.differing) and comparison.floors:
+    if comparison.options.tolerant:
+        rows, differ = table.differing, table.of(table.differing)
+        rtol, learned = relative_tolerance(table, learned, comparison.options)
+        passes, lean = _within_tolerance(differ, comparison.options, rtol)
+        if comparison.is_whole:
+            passes &= are_of_one_dtype(differ)
+        table = table.marked(rows[passes], WITHIN).marked(rows[passes & lean], NOT_SEEN)
+    for floor in comparison.floors:
         differ = table.of(table.differing)
-        rel = differ.relative()
-        passes = [floor.within(differ, rel) for floor in comparison.floors]
-        table = table.marked(table.differing[np.logical_or.reduce(passes)], WITHIN)
-    return table, after
+        table = table.marked(table.differing[floor.within(differ, differ.relative())], WITHIN)
+    return table, learned
 
 
-def accept_form(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Pass: of two implementations of one model, mark what holds the same numbers in another order.
+def relative_tolerance(table: Table, learned: Learned, options: DiffOptions) -> tuple[Floats, Learned]:
+    """(rtol of each DIFFERENT row, float64, `learned` with this step as `coarse` if it is).
 
-    That is what has another shape, and tensors of several dimensions, which may be transposed: WITHIN where extrema and
-    means agree within rtol. Gradients are WITHIN ten times rtol, as they gather the rounding of a whole backward pass.
+    With `rtol_fine`, that is the rtol before anything coarse: the first value that is bfloat16 or float16 in both runs,
+    in this step or an earlier one; inputs, batches and buffers do not count.
     """
-    if not comparison.match.is_port or not len(table.differing):
-        return table, learned
-    differ = table.of(table.differing)
-    numel, shapes = map(differ.of_layouts, ("numel", "shape"))
-    transposed = differ.are(*STATE_KINDS, Kind.GRAD) & (differ.of_layouts("dims")[0] > 1)
-    may = np.equal(*numel) & (np.not_equal(*shapes) | transposed)
-    known = np.isfinite(differ.statistic("mean")).all(axis=0)
-    rtol = np.where(differ.are(Kind.GRAD), 10.0, 1.0) * comparison.options.rtol
-    return table.marked(table.differing[may & known & moments_agree(differ, rtol, 1.0)], WITHIN), learned
+    rtol = np.full(len(table.differing), options.rtol)
+    if options.rtol_fine and learned.coarse >= table.step:
+        both = np.flatnonzero(~(table.one_sided | table.are(Kind.INPUT, Kind.BATCH, Kind.BUFFER)))
+        coarse = both[np.fmin(*table.of_layouts("unit", both)) >= ROUNDING["float16"]]
+        rtol[table.order[table.differing] < table.order[coarse].min(initial=np.inf)] = options.rtol_fine
+        learned = learned._replace(coarse=table.step) if len(coarse) else learned
+    return rtol, learned
 
 
-def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Floats:
-    """The rtol of each DIFFERENT row, float64 (rows,): `rtol_fine` before anything coarse, `rtol` from then on.
+def _within_tolerance(differ: Table, options: DiffOptions, rtol: Floats) -> tuple[Mask, Mask]:
+    """(mask of rows that are, or may be, within rtol and atol; mask of rows of lean steps, of which no more is known).
 
-    Coarse is the first bfloat16 or float16 value of both runs, in this step or an earlier one. Without `rtol_fine`,
-    `rtol` throughout.
-    """
-    options, out = comparison.options, np.full(len(table.differing), comparison.options.rtol)
-    if options.rtol_fine and (learned.coarse is None or learned.coarse >= table.step):
-        out[table.order[table.differing] < _first_coarse(table)] = options.rtol_fine
-    return out
-
-
-def _first_coarse(table: Table) -> float:
-    """The order of the first value that is bfloat16 or float16 in both runs; inputs, batches and buffers do not count.
-
-    Infinity for none.
-    """
-    both = np.flatnonzero(~(table.one_sided | table.are(Kind.INPUT, Kind.BATCH, Kind.BUFFER)))
-    coarse = np.fmin(*table.of_layouts("unit", both)) >= ROUNDING["float16"]
-    return float(table.order[both[coarse]].min(initial=np.inf))
-
-
-def _within_tolerance(differ: Table, options: DiffOptions, rtol: Floats, distance: Floats, scale: Floats) -> Mask:
-    """Mask of rows within rtol and atol: floats by root-mean-square, plain numbers by value.
-
-    False for random states, dtypes without rounding, unequal counts of NaNs or infinities, and unknown distances.
+    Floats by root-mean-square, plain numbers by value. False for random states, dtypes without rounding, unequal counts
+    of NaNs or infinities, and unknown distances.
 
     Args:
         differ: those rows of a step that differ.
         options: what counts.
         rtol: relative tolerance of each row.
-        distance: that of each row, or what it is at least.
-        scale: the larger of the two norms of each.
     """
     one, two = differ.both()
+    distance, scale = distances(one, two)
+    plain = np.array([of_run.column("status") == Status.VALUE for of_run in (one, two)])
+    # of a lean step, the distance is known to be no less than something
+    lean = (one.lacks_sketch | two.lacks_sketch) & (one.layout("shape") == two.layout("shape")) & ~plain.any(axis=0)
+    if lean.any():
+        distance = np.where(lean, least_distances(one, two), distance)
+    for at in np.flatnonzero(plain.all(axis=0)).tolist():
+        distance[at], scale[at] = plain_distance(*(of.batch.text[int(of.rows[at])] for of in (one, two)))
     root = np.sqrt(np.maximum(one.layout("numel"), 1.0))
     with np.errstate(invalid="ignore"):
         passes = distance / root <= options.atol + rtol * scale / root
-    passes &= one.layout("floating") & two.layout("floating") & same_nonfinite(one, two)
-    passes &= ~differ.are(Kind.RNG)
-    plain = [of_run.column("status") == Status.VALUE for of_run in (one, two)]
-    passes &= ~(plain[0] | plain[1])
-    both = np.flatnonzero(plain[0] & plain[1])
-    texts = zip(*([of.batch.text[row] for row in of.rows[both].tolist()] for of in (one, two)), strict=True)
-    distance, scale = np.array([plain_distance(*each) for each in texts]).reshape(-1, 2).T
-    passes[both] = (distance == 0) | (distance <= options.atol + options.rtol * scale)
-    return np.asarray(passes)
+    numbers = one.layout("floating") & two.layout("floating") & same_nonfinite(one, two) & ~differ.are(Kind.RNG)
+    return passes & np.where(plain.any(axis=0), plain.all(axis=0), numbers), lean
 
 
 # --- gradients of rounding alone
@@ -422,8 +376,6 @@ _UNRELATED = 0.05
 """Relative L2 from which two roundings have no digit in common."""
 
 _MAX_ZERO_SHARE = 8.0
-
-_MEAN, _VARIANCE = ".running_mean", ".running_var"
 
 
 def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
@@ -443,27 +395,23 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
     if not since or not len(table.differing):
         return table, learned
     differ, alignment = table.of(table.differing), table.alignment
-    fqns = [alignment.fqn[site] for site in differ.site.tolist()]
-    given, output = differ.are(Kind.INPUT), differ.are(Kind.OUTPUT)
-    held = differ.are(Kind.PARAM) & among(fqns, since) & _within_updates(differ, comparison, fqns, since)
-    held |= differ.are(*_PARAMETER_KINDS) & among(fqns, {fqn for fqn in since if not known[fqn][1]})
+    fqns, entirely = differ.fqns, {fqn for fqn in since if not known[fqn][1]}
+    held = differ.are(Kind.PARAM) & among(fqns, since) & _within_updates(differ, comparison, since)
+    held |= differ.are(Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE) & among(fqns, entirely)
     # what a step before left of the parameter shows in what its module returns, where it was given the same
     moved = {owner_of(fqn) for fqn, step in since.items() if step < table.step}
-    returned = output & among(fqns, moved - {fqns[place] for place in np.flatnonzero(given).tolist()})
+    returned = differ.are(Kind.OUTPUT) & among(fqns, moved - alignment.names_of(differ.site, Kind.INPUT))
     values = [of_run.column("checksum") for of_run in differ.both()]
     same = [np.isin(of_run, of_run[returned & (of_run != 0)]) for of_run in values]
     # running means take what is moved; another momentum or mode would show in the variance
-    settled = {alignment.fqn[site] for site in table.site[table.agreeing].tolist()}
-    means = [fqn.endswith(_MEAN) and fqn.removesuffix(_MEAN) + _VARIANCE in settled for fqn in fqns]
-    let_pass = learned.let_pass.union(fqns[place] for place in np.flatnonzero(held).tolist())
-    passes = held | returned | ((given | output) & same[0] & same[1]) | np.array(means, np.bool_)
+    settled = alignment.names_of(table.site[table.agreeing])
+    means = [fqn.endswith(".running_mean") and f"{fqn.removesuffix('mean')}var" in settled for fqn in fqns]
+    let_pass = learned.let_pass | alignment.names_of(differ.site[held])
+    passes = held | returned | (differ.are(Kind.INPUT, Kind.OUTPUT) & same[0] & same[1]) | np.array(means, np.bool_)
     return table.marked(table.differing[passes], WITHIN), learned._replace(let_pass=let_pass)
 
 
-_PARAMETER_KINDS = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
-
-
-def _within_updates(differ: Table, comparison: Comparison, fqns: list[str], since: Mapping[str, int]) -> Mask:
+def _within_updates(differ: Table, comparison: Comparison, since: Mapping[str, int]) -> Mask:
     """Mask of rows as far apart as optimizers can move them: twice the learning rate, per step and element.
 
     It is the largest of either run, in its first settings or in this step. False where the distance is unknown.
@@ -471,19 +419,17 @@ def _within_updates(differ: Table, comparison: Comparison, fqns: list[str], sinc
     Args:
         differ: those rows of a step that differ.
         comparison: the rank of both runs.
-        fqns: name of each row.
         since: by name, the first step in which its gradient was rounding; steps are counted from it.
     """
     settings = (run.settings_of(comparison.rank).get(OPTIMIZERS) for run in comparison.runs)
     rates = [rate for document in settings for rate in learning_rates(document)]
-    for site in np.flatnonzero(differ.alignment.are(Kind.HYPERPARAMETER)).tolist():
-        if differ.alignment.path[site].endswith("['lr']"):
-            with suppress(ValueError):  # of what a run says, which anyone may have written
-                rates += [float(differ.plain(site, side) or 0.0) for side in "ab"]
-    steps = np.array([differ.step - since.get(fqn, differ.step) + 1 for fqn in fqns])
+    for at in zip((comparison.a, comparison.b), comparison.sites, (differ.step, differ.step_b), strict=True):
+        numbers = At(*at).numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
+        rates += [rate for (_, path), rate in numbers if rate is not None and path.endswith("['lr']")]
+    steps = np.array([differ.step - since.get(fqn, differ.step) + 1 for fqn in differ.fqns])
     with np.errstate(invalid="ignore"):
         far = 2 * max(rates, default=0.0) * steps * np.sqrt(differ.of_layouts("numel")[0])
-        return np.asarray(differ.distances()[0] <= far)
+        return np.asarray(distances(*differ.both())[0] <= far)
 
 
 def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]:
@@ -493,35 +439,34 @@ def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]
     `_UNRELATED`. Of some: a bias that agrees, and whose smallest element is so small (as in one bias for queries, keys
     and values). Empty where all gradients of the step are equal; none is partly so where `absmin` was not kept.
     """
-    alignment = table.alignment
     rows = np.flatnonzero(table.are(Kind.GRAD, Phase.OPTIMIZER) & ~table.one_sided)
     if not np.isin(table.state[rows], (DIFFERENT, WITHIN)).any():
         return {}
     sides, numel = table.both(rows), table.of_layouts("numel", rows)[0]
     sizes = np.array([of_run.norms for of_run in sides]) / np.sqrt(np.maximum(numel, 1.0))
     few = np.maximum(*(of_run.count("zeros") for of_run in sides)) <= numel / _MAX_ZERO_SHARE  # else it is switched off
-    names = [alignment.fqn[site] for site in table.site[rows].tolist()]
-    largest: dict[str, float] = defaultdict(float)
-    for name, size in zip(names, np.fmax(*sizes).tolist(), strict=True):
-        largest[owner_of(name)] = max(largest[owner_of(name)], size)
+    names = np.array(table.of(rows).fqns, np.object_)
+    owners, owner = np.unique(list(map(owner_of, names)), return_inverse=True)
+    largest = np.zeros(len(owners))
+    np.fmax.at(largest, owner, np.fmax(*sizes))
     coarse = np.array([[_HALF_UNIT * autocasts(run)] for run in comparison.runs])
-    bound = np.maximum(_MAX_ROUNDINGS * np.fmax(*table.of_layouts("unit", rows)), coarse)
-    bound = bound * np.array([largest[owner_of(name)] for name in names])
+    bound = np.maximum(_MAX_ROUNDINGS * np.fmax(*table.of_layouts("unit", rows)), coarse) * largest[owner]
     bias = few & (sides[0].layout("dims") <= 1) & (table.state[rows] != DIFFERENT)
     with np.errstate(invalid="ignore"):
         whole = (sizes <= bound).all(axis=0) & (table.relative(rows) > _UNRELATED)
         partly = bias & (table.statistic("absmin", rows) <= bound).all(axis=0)
-    every = zip(names, whole.tolist(), partly.tolist(), strict=True)
-    return {name: not all_of_it for name, all_of_it, some in every if all_of_it or some}
+    return dict.fromkeys(names[partly], True) | dict.fromkeys(names[whole], False)
 
 
-def rounding_note(learned: Learned) -> list[str]:
-    """One sentence on the parameters that `accept_rounding` let pass; [] for none."""
-    names = sorted(learned.let_pass)
-    more = f" and of {count(len(names) - 1, 'other parameter')}" * bool(names[1:])
-    partly = "of some elements nothing" if all(learned.unsettled[name][1] for name in names) else "nothing"
+def rounding_note(learned: Learned) -> str:
+    """One sentence on the parameters that `accept_rounding` let pass; "" for none."""
+    if not learned.let_pass:
+        return ""
+    first, *others = sorted(learned.let_pass)
+    more = f" and of {count(len(others), 'other parameter')}" if others else ""
+    partly = "of some elements " * all(learned.unsettled[name][1] for name in learned.let_pass)
     rests = "what the optimizer makes of that, and what modules return of it, was not compared"
-    return [f"The gradient of {names[0]}{more} is {partly} but rounding in both runs: {rests}."] if names else []
+    return f"The gradient of {first}{more} is {partly}nothing but rounding in both runs: {rests}."
 
 
 # --- what nothing rests on
@@ -539,8 +484,7 @@ def drop_unused(table: Table, learned: Learned, comparison: Comparison) -> tuple
     if comparison.options.strict or not table.diverging.any():
         return table, learned
     for edge in (_unused_forms, _unused_backward, _unused_batches):
-        rows = edge(table, comparison)
-        table = table.marked(rows[~table.one_sided[rows]], UNUSED).marked(rows[table.one_sided[rows]], ABSENT)
+        table = table.marked(edge(table, comparison), UNUSED, alone=ABSENT)
     return table, learned
 
 
@@ -559,20 +503,20 @@ def _unused_forms(table: Table, _comparison: Comparison) -> Ids:
     Those of inputs are the outputs of their call, which may differ by rounding; those of gradients that optimizers take
     are what these leave of the parameter. Some have to be in both runs.
     """
+    fed = table.are(Kind.INPUT) | table.are(Kind.GRAD, Phase.OPTIMIZER)
+    rows = np.flatnonzero(fed & (table.state == DIFFERENT))
+    forms = [np.not_equal(*table.of_layouts(name, rows)) for name in ("shape", "floating", "stored")]
+    rows, call = rows[np.logical_or.reduce(forms)], attrgetter("phase", "fqn", "call")
+    if not len(rows):
+        return rows
     computed = table.are(Kind.OUTPUT) & ~table.one_sided
     rests = np.flatnonzero(computed | table.are(Kind.PARAM, Kind.OPTIMIZER_STATE, Phase.OPTIMIZER))
     agree, differ = np.isin(table.state, _AGREEING), np.flatnonzero(computed & (table.state == DIFFERENT))
     one, two = table.of_layouts("unit", differ)
     agree[differ] = (one == two) & (table.relative(differ) <= LEAST_BOUND * one)
-    fed = table.are(Kind.INPUT) | table.are(Kind.GRAD, Phase.OPTIMIZER)
-    rows = np.flatnonzero(fed & (table.state == DIFFERENT))
-    forms = [np.not_equal(*table.of_layouts(name, rows)) for name in ("shape", "floating", "stored")]
-    rows, call = rows[np.logical_or.reduce(forms)], attrgetter("phase", "fqn", "call")
-    resting = defaultdict[object, list[bool]](list)
-    for row in rests.tolist() if len(rows) else ():
-        resting[call(table.named(row))].append(bool(agree[row]))
-    each = [resting[call(table.named(row))] for row in rows.tolist()]
-    return rows[np.array([bool(states) and all(states) for states in each], np.bool_)]
+    each = (rows, rests[agree[rests]], rests[~agree[rests]])
+    given, agreeing, others = ([call(table.named(row)) for row in of.tolist()] for of in each)
+    return rows[among(given, {*agreeing} - {*others})]
 
 
 def _unused_backward(table: Table, comparison: Comparison) -> Ids:
@@ -583,14 +527,14 @@ def _unused_backward(table: Table, comparison: Comparison) -> Ids:
     """
     differ, losses = table.state == DIFFERENT, table.are(Kind.LOSS)
     left = table.are(Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.GRAD, Phase.OPTIMIZER)
-    if not _agree(table, table.are(Kind.GRAD, Phase.OPTIMIZER)) or (table.diverging & left).any():
-        return np.empty(0, np.int64)
     back = differ & table.are(*FLOWING_BACK, Phase.BACKWARD)
     scaled = np.flatnonzero((differ & losses) | back)
+    if not _agree(table, table.are(Kind.GRAD, Phase.OPTIMIZER)) or (table.diverging & left).any():
+        return scaled[:0]
     if (differ & losses).any():
         hidden = not back.any() and table.are(*FLOWING_BACK).any()
         if hidden or not _is_multiple(table, scaled, comparison.options.rtol * bool(back.any())):
-            return np.empty(0, np.int64)
+            return scaled[:0]
     cut = comparison.splits is not None and comparison.splits.differ and (losses & ~differ).any()
     flowing = np.flatnonzero(differ & table.are(Kind.BATCH, Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK) & bool(cut))
     return np.concatenate([scaled, flowing[_other_numbers(table, flowing)]])
@@ -598,12 +542,8 @@ def _unused_backward(table: Table, comparison: Comparison) -> Ids:
 
 def _other_numbers(table: Table, rows: Ids) -> Mask:
     """Mask of rows of both runs with another number of elements, summed over calls that were put together."""
-    one, two = table.of_layouts("numel", rows)
-    for numel, of_run in zip((one, two), table.both(rows), strict=True):
-        if of_run.batch.elements is not None:
-            known = of_run.column("elements")
-            np.copyto(numel, known, where=known >= 0)
-    return np.asarray(one != two)
+    summed = ((of_run.column("elements", -1), of_run.layout("numel")) for of_run in table.both(rows))
+    return np.asarray(np.not_equal(*(np.where(elements >= 0, elements, numel) for elements, numel in summed)))
 
 
 def _is_multiple(table: Table, rows: Ids, close: float) -> bool:
@@ -628,13 +568,10 @@ def _unused_batches(table: Table, _comparison: Comparison) -> Ids:
     """
     rows, losses = np.flatnonzero(table.are(Kind.BATCH, Phase.DATA) & table.diverging), table.are(Kind.LOSS)
     given = np.flatnonzero(table.are(Kind.INPUT, Phase.FORWARD)) if len(rows) else rows
-    if not _agree(table, given[np.array(["." not in table.named(row).fqn for row in given.tolist()], np.bool_)]):
-        return rows[:0]
-    after = (table.diverging & table.are(*_AFTER_FORWARD)).any()
-    if _agree(table, losses) and not (after and (table.state[losses] == WITHIN).any()):
-        return rows
-    both = rows[~table.one_sided[rows]]
-    return rows if _other_numbers(table, both).all() else rows[:0]
+    roots = given[np.array(["." not in table.named(row).fqn for row in given.tolist()], np.bool_)]
+    hides = (table.state[losses] == WITHIN).any() and (table.diverging & table.are(*_AFTER_FORWARD)).any()
+    agree = (_agree(table, losses) and not hides) or _other_numbers(table, rows[~table.one_sided[rows]]).all()
+    return rows if agree and _agree(table, roots) else rows[:0]
 
 
 # --- words
@@ -660,7 +597,7 @@ Given = dict[int, frozenset[tuple[str, int]]]
 """By call, the paths and checksums of what goes in, or of what comes out."""
 
 
-def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, StepBatch]) -> tuple[StepBatch, StepBatch]:
+def paired_calls(columns: tuple[Columns, Columns], batches: Sequence[StepBatch]) -> list[StepBatch]:
     """Records of a and b, with calls of modules renumbered in the run that makes more of them.
 
     Calls with equal inputs get one number, in order; by outputs where either run recorded no inputs. Modules called
@@ -674,14 +611,12 @@ def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, Ste
         a, b = (_values_by_call(*side, kind) for side in zip(columns, batches, strict=True))
         if a and b:
             break
-    numbers: tuple[dict[tuple[str, int], int], ...] = {}, {}
+    numbers: tuple[dict[str, dict[int, int]], ...] = {}, {}
     for fqn in a.keys() & b.keys():
         shorter, longer = sorted((a[fqn], b[fqn]), key=len)
         if len(shorter) < len(longer) <= _MOST_CALLS:
-            new = _new_numbers(longer, shorter)
-            numbers[longer is b[fqn]].update({(fqn, call): number for call, number in new.items()})
-    one, two = (_renumbered(*side) for side in zip(columns, batches, numbers, strict=True))
-    return one, two
+            numbers[longer is b[fqn]][fqn] = _new_numbers(longer, shorter)
+    return [_renumbered(*side) for side in zip(columns, batches, numbers, strict=True)]
 
 
 def _values_by_call(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given]:
@@ -709,7 +644,7 @@ def _new_numbers(longer: Given, shorter: Given) -> dict[int, int]:
     return {call: pairs[call] if call in pairs else next(rest) for call in one}
 
 
-def _renumbered(columns: Columns, batch: StepBatch, numbers: Mapping[tuple[str, int], int]) -> StepBatch:
+def _renumbered(columns: Columns, batch: StepBatch, numbers: Mapping[str, Mapping[int, int]]) -> StepBatch:
     """The batch with calls of modules renumbered; unchanged if any renumbered record would have no site.
 
     Only module values of the phases `forward` and `backward` are renumbered.
@@ -717,13 +652,13 @@ def _renumbered(columns: Columns, batch: StepBatch, numbers: Mapping[tuple[str, 
     Args:
         columns: the run's sites.
         batch: its records of the step.
-        numbers: (module, number of a call) to its new number.
+        numbers: by module, the number of a call to its new number.
     """
-    names, new = {fqn for fqn, _ in numbers}, np.arange(len(columns))
-    moved = columns.are(*MODULE_KINDS, Phase.FORWARD, Phase.BACKWARD) & among(columns.fqn, names)
+    moved, new = columns.are(*MODULE_KINDS, Phase.FORWARD, Phase.BACKWARD), np.arange(len(columns))
+    moved &= among(columns.fqn, numbers)
     of_site = {columns.site(number): number for number in np.flatnonzero(moved).tolist()}
     for site, number in of_site.items():
-        new[number] = of_site.get(replace(site, call=numbers.get((site.fqn, site.call), site.call)), -1)
+        new[number] = of_site.get(replace(site, call=numbers[site.fqn].get(site.call, site.call)), -1)
     sites = new[batch.site]
     return batch if (sites < 0).any() else replace(batch, site=sites.astype(batch.site.dtype))
 
@@ -750,11 +685,11 @@ def _saved_elsewhere(table: Table) -> Mask:
 
     All, where the other run saves nothing in this step.
     """
-    mask, saved = np.zeros(len(table), np.bool_), table.alignment.are(Kind.PRODUCT)
-    for row_of, batch, half in zip((table.row_a, table.row_b), (table.a, table.b), table.halves[::-1], strict=True):
-        rows = np.flatnonzero(table.one_sided & (row_of >= 0) & saved[table.site])
-        others = half.batch.checksum[saved[half.sites]]
-        mask[rows] = np.isin(batch.checksum[row_of[rows]], others) if len(others) else True
+    mask, saved = np.zeros(len(table), np.bool_), table.one_sided & table.are(Kind.PRODUCT)
+    for half, other in zip(table.halves, table.halves[::-1], strict=True):
+        rows = np.flatnonzero(saved & (half.row >= 0))
+        others = other.batch.checksum[table.alignment.are(Kind.PRODUCT, sites=other.sites)]
+        mask[rows] = np.isin(half.batch.checksum[half.row[rows]], others) if len(others) else True
     return mask
 
 
@@ -763,9 +698,8 @@ Pass = Callable[["Table", Learned, "Comparison"], tuple["Table", Learned]]
 
 PASSES: tuple[Pass, ...] = (
     drop_unrecorded,  # first, since no later pass may take what a run could not have recorded for a divergence
-    accept_gathered,  # before any tolerance: equal samples are equal, and a share has no distance to the whole
+    accept_rearranged,  # before any tolerance: equal samples are equal, and a share or another order has no distance
     accept_tolerated,  # before causes are told from values, so that what is let pass is neither
-    accept_form,  # likewise
     accept_rounding,  # after it, since only where differences are let pass may those of rounding alone be
     drop_unused,  # after it, since what rests on a value may be within tolerance
     mark_causes,  # last: marks what diverges still

@@ -10,7 +10,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.labels import both_words
-from introspect_cli.schedule.rules import Schedule
 from introspect_cli.selection import Selection
 
 if TYPE_CHECKING:
@@ -169,7 +168,6 @@ class Divergence(NamedTuple):
         size: its class; None where what was recorded does not tell, and of random states.
         scale: c where b is c times a to within the sketch's precision; None otherwise.
         floor: relative distance that the noise runs show at this site; None without noise runs.
-        coarse: whether either run computes in bfloat16 anywhere, so that its rounding is worth a thought.
         source: for an operator or collective, `file:line` of the user's code that ran it (a's where both do).
         elements: how the whole tensors differ; None where they are not both stored.
         labels: what a's training framework calls the step.
@@ -191,7 +189,6 @@ class Divergence(NamedTuple):
     size: Size | None = None
     scale: float | None = None
     floor: float | None = None
-    coarse: bool = False
     source: str = ""
     elements: Elements | None = None
     labels: Mapping[str, Label] = {}
@@ -331,13 +328,11 @@ class StripCell(NamedTuple):
     """One record of the first diverging step, as its checksums compare.
 
     Attributes:
-        row: `forward`, `backward` or `update`.
         site: what was recorded.
         state: `equal`, `within` tolerance, `differs`, `only a`, `only b` or `not seen`.
         rel_l2: relative L2 distance; None where it is not known, or there is none.
     """
 
-    row: str
     site: Site
     state: str
     rel_l2: float | None = None
@@ -431,10 +426,6 @@ class DiffResult:
     evaluation: Separate | None = None
     subject: str = "runs"
 
-    def unexplained(self) -> DiffResult:
-        """A copy without `head`, `also`, `rests_on`, `explains`, `causes` and `defined_in`; `first` is kept."""
-        return replace(self, head="", also=(), rests_on=(), explains=(), causes=(), defined_in="")
-
 
 @dataclass(frozen=True)
 class DiffOptions(Selection):
@@ -484,14 +475,6 @@ class DiffOptions(Selection):
             return self
         fine = 1e-4 if coarse and not throughout else 0.0
         return replace(self, rtol=3e-2 if coarse or throughout else 1e-4, rtol_fine=fine, atol=1e-8)
-
-    def between_programs(self, step: int) -> DiffOptions:
-        """These options for two implementations of one model: a default tolerance (rtol 1e-5), and `step` alone.
-
-        Differences of rounding grow from step to step. A tolerance and steps that were asked for stay.
-        """
-        steps = self.steps or Schedule.only(step)
-        return replace(self, steps=steps, rtol=self.rtol if self.tolerant else 1e-5)
 
     @property
     def tolerant(self) -> bool:

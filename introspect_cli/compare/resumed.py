@@ -25,28 +25,27 @@ with the values, or not recorded.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.ledger import At, Tensor, ledgers, tensor_of
+from introspect_cli.compare.ledger import TENSORS, At, Tensor, first_sites, ledgers, tensor_of
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.result import Part, Restored, Resumption
-from introspect_cli.compare.say import key_of, some
+from introspect_cli.compare.say import some, tensor_name
 from introspect_cli.compare.settings.beginning import DOCUMENT
-from introspect_cli.compare.table import KINDS, ONLY_A, ONLY_B, WITHIN, Alignment, kind_code
+from introspect_cli.compare.settings.settings import tensor_files
+from introspect_cli.compare.table import KINDS, WITHIN, Alignment
 from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.labels import Labels, step_words
-from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
+from introspect_cli.records import DRAWN_BEFORE, EVALUATED, KIND_CODES, SCALER, Kind, Phase, Status
 from introspect_cli.store.batch import StepBatch, prepend_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from introspect_cli.compare.measure import Ids, Mask
     from introspect_cli.compare.steps import Sides
@@ -85,13 +84,10 @@ class Beginning:
         """
         names, within, diverged = self.names - recorded, self.within - recorded, self.diverged
         if table is not None:
-            sites = table.site[(table.state == WITHIN) & table.are(*_TENSORS)]
+            sites = table.site[(table.state == WITHIN) & table.are(*TENSORS)]
             within |= {table.alignment.fqn[site] for site in sites.tolist()}
             diverged = diverged or bool((table.diverging & ~table.cause).any())
         return Beginning(names, within=within, diverged=diverged, resumed=self.resumed)
-
-
-_TENSORS = (Kind.PARAM, Kind.BUFFER)
 
 
 def lacks_start(sides: Sides, pair: Table) -> bool:
@@ -117,11 +113,9 @@ def repeated_values(sides: Sides, table: Table) -> Mask:
     """
     alignment, repeated = table.alignment, np.zeros(len(table), np.bool_)
     before = At(sides.a, alignment.a, table.step - 1), At(sides.b, alignment.b, table.step_b - 1)
-    left = [at.tensors() if at.recorded else None for at in before]
-    for place, (half, state) in enumerate(zip(table.halves, (ONLY_A, ONLY_B), strict=True)):
-        mine = left[1 - place] if left[place] is None else left[place]
-        known = dict(mine or {})
-        alone = dict(zip(half.only.tolist(), np.flatnonzero(table.state == state), strict=True))
+    for half, mine, other in zip(table.halves, before, before[::-1], strict=True):
+        known = (mine if mine.recorded else other).tensors()
+        alone = dict(zip(half.only.tolist(), np.flatnonzero(table.state == half.alone), strict=True))
         rows = np.flatnonzero(alignment.are(*STATE_KINDS, sites=half.sites))
         for row in rows[np.argsort(half.batch.sequence[rows], kind="stable")].tolist():
             kind, fqn, path = tensor_of(alignment, int(half.sites[row]))
@@ -146,25 +140,20 @@ def with_copied_starts(alignment: Alignment, side: int, before: At, batch: StepB
         batch: its records of the step.
         other_union: union numbers of the other run's records of the step.
     """
-    ids, rows_of = alignment.ids[side], before.tensor_rows() if before.recorded else {}
+    ids, rows_of, own = alignment.ids[side], before.tensor_rows(), np.full(len(alignment), -1)
+    own[ids] = np.arange(len(ids))
+    own[ids[batch.site]] = -1  # which are there already
     wanted = other_union[alignment.are(*STATE_KINDS, Phase.START, sites=other_union)]
-    wanted = wanted[alignment.call[wanted] == 0]
-    own = {union: number for number, union in enumerate(ids.tolist())} if len(wanted) else {}
-    left = {
-        union: rows_of[tensor_of(alignment, union)]
-        for union in wanted[~np.isin(wanted, ids[batch.site])].tolist()
-        if union in own and tensor_of(alignment, union) in rows_of
-    }
-    if not left:
-        return batch
-    rows, numbers = np.array([*left.values()], np.int64), np.array([own[union] for union in left])
-    return prepend_rows(batch, before.batch, rows, numbers)
+    wanted = wanted[(alignment.call[wanted] == 0) & (own[wanted] >= 0)]
+    found = [(rows_of.get(tensor_of(alignment, union), -1), own[union]) for union in wanted.tolist()]
+    rows, numbers = np.array([pair for pair in found if pair[0] >= 0], np.int64).reshape(-1, 2).T
+    return prepend_rows(batch, before.batch, rows, numbers) if len(rows) else batch
 
 
 # --- which run goes on, and from where
 
 
-_STATE = kind_code(Kind.OPTIMIZER_STATE)
+_STATE = KIND_CODES[Kind.OPTIMIZER_STATE]
 _MOST_STEPS = 8
 """Steps from there on of which learning rates, batches and random states are held against each other."""
 _MOST_BEFORE = 200
@@ -188,10 +177,7 @@ class ResumePoint:
     @cached_property
     def steps(self) -> list[tuple[At, At]]:
         """Pairs of corresponding steps (of the resumed run, of the other): the first, and others that both recorded."""
-        later = [
-            (self.begins.to(self.begins.step + after), self.there.to(self.there.step + after))
-            for after in range(1, _MOST_STEPS)
-        ]
+        later = [(self.begins.later(by), self.there.later(by)) for by in range(1, _MOST_STEPS)]
         return [(self.begins, self.there), *(pair for pair in later if pair[0].recorded and pair[1].recorded)]
 
     @cached_property
@@ -201,13 +187,13 @@ class ResumePoint:
         A tensor has its last one of the first step and the `_MOST_BEFORE` steps before. If the step before is not on
         record, the start values of this step are all.
         """
-        reader, before = self.there.reader, self.there.step - 1
+        reader, sites, before = self.there.reader, self.there.sites, self.there.step - 1
         if before not in reader:
             return self.there.tensors(Phase.START)
         every = reader.entries["step"].tolist()
         steps = [step for step in every if step == every[0] or before - _MOST_BEFORE < step <= before]
-        *_, (_, ledger) = ledgers(reader, self.there.sites, steps)  # all are one, as it is at the end
-        return {tensor: int(value) for tensor, value in zip(ledger.tensors, ledger.checksum, strict=True) if value}
+        last = [ledger["checksum"] for _, ledger in ledgers(reader, sites, steps)][-1:]
+        return {tensor: int(each[at]) for each in last for tensor, at in first_sites(sites).items() if each[at]}
 
 
 def find_resume_point(sides: Sides) -> ResumePoint | None:
@@ -220,23 +206,16 @@ def find_resume_point(sides: Sides) -> ResumePoint | None:
     a, b = _first_steps(sides)
     later = b.step + sides.offset - a.step
     late, begins, whole = ("b", b, a) if later > 0 else ("a", a, b)
-    return None if begins.step or not later else ResumePoint(late, begins, whole.to(whole.step + abs(later)))
+    return None if begins.step or not later else ResumePoint(late, begins, whole.later(abs(later)))
 
 
-def beginning_at_resume(point: ResumePoint | None) -> Beginning:
-    """Tensors that differ as a resumed run begins, from what the other run had then (`ResumePoint.had`).
-
-    Empty where neither run is one.
-    """
-    if point is None:
-        return Beginning()
+def beginning_at_resume(point: ResumePoint) -> Beginning:
+    """Tensors that differ as a resumed run begins, from what the other run had then (`ResumePoint.had`)."""
     began, had = point.begins.tensors(Phase.START), point.had
     unequal = {tensor for tensor in began.keys() & had.keys() if began[tensor] != had[tensor]}
-    return Beginning(
-        names=frozenset(fqn for kind, fqn, _ in unequal if kind != _STATE),
-        states=frozenset((fqn, path) for kind, fqn, path in unequal if kind == _STATE),
-        resumed=bool(unequal),
-    )
+    names = frozenset(fqn for kind, fqn, _ in unequal if kind != _STATE)
+    states = frozenset((fqn, path) for kind, fqn, path in unequal if kind == _STATE)
+    return Beginning(names, states, resumed=bool(unequal))
 
 
 def _first_steps(sides: Sides) -> tuple[At, At]:
@@ -265,27 +244,25 @@ def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
         if step in {None, begins.step}:
             continue
         offset = (step - begins.step) * (1 if late == "b" else -1)
-        after = f"run {whole} has after {step_words(step - 1, other.reader.labels.get(step - 1, {}))}"
-        compared = f"step {begins.step} of {late} is compared with step {step} of {whole} (--offset {offset})"
-        if trained or _read_more(sides, late):
-            return offset, f"Run {late} begins with what {after}: {compared}."
-        alone = f"Run {late} begins with the parameters that {after}, and nothing else says that it is resumed"
-        return 0, f"{alone} (--offset {offset} compares these steps)."
+        after = step_words(step - 1, other.reader.labels.get(step - 1, {}))
+        steps = f"step {begins.step} of {late} is compared with step {step} of {whole} (--offset {offset})"
+        is_resumed = trained or _read_more(sides, late)
+        sure = "" if is_resumed else "nothing else says that it is resumed; if it is, "
+        return offset * is_resumed, f"Run {late} begins with what run {whole} has after {after}: {sure}{steps}."
     return 0, ""
 
 
-def _read_more(sides: Sides, late: str) -> list[str]:
-    """Names of checkpoint files that run `late` (`a`, `b`) read and the other did not.
+def _read_more(sides: Sides, late: str) -> bool:
+    """Whether run `late` (`a`, `b`) read a checkpoint file that the other did not.
 
     Of files that `torch.load` read before the first step, those are the same that have one name (with its directory).
     Of other files of tensors, read at any time, those of one digest, or of one name where there is no digest.
     """
     read = []
-    for run, reader, files in zip(sides.runs, (sides.a, sides.b), sides.files, strict=True):
+    for run, reader in zip(sides.runs, (sides.a, sides.b), strict=True):
         noted = run.settings_of(reader.rank).document(DOCUMENT).get("read")
-        read.append({**files, **({str(name): str(name) for name in noted} if isinstance(noted, list) else {})})
-    mine, theirs = read["ab".index(late)], read["ba".index(late)]
-    return [name for key, name in mine.items() if key not in theirs]
+        read.append(tensor_files(run) | set(map(str, noted if isinstance(noted, list) else ())))
+    return bool(read["ab".index(late)] - read["ba".index(late)])
 
 
 def offset_by_labels(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
@@ -318,12 +295,14 @@ def _begins_after(begins: At, whole: At) -> tuple[int | None, bool]:
         begins: first step of the run.
         whole: first step of the other.
     """
-    start, trained = begins.tensors(Phase.START), _has_trained(begins, whole)
+    mine, others = (dict(at.numbers(Kind.OPTIMIZER_STATE, Phase.START)) for at in (begins, whole))
+    trained = any(value and others.get(of) != value for of, value in mine.items())
+    start = begins.tensors(Phase.START)
     step = _matching_step(whole, start)
     if trained and step in {None, whole.step}:  # the rest was not restored
         states = {tensor: value for tensor, value in start.items() if tensor[0] == _STATE}
         step = _matching_step(whole, states) or step or _matching_step(whole, dict(start.items() - states.items()))
-    recorded = trained or any(tensor[0] == kind_code(Kind.PARAM) for tensor in start)
+    recorded = trained or any(tensor[0] == KIND_CODES[Kind.PARAM] for tensor in start)
     return step if recorded else None, trained
 
 
@@ -336,29 +315,16 @@ def _matching_step(whole: At, start: Mapping[Tensor, int]) -> int | None:
         whole: any step of the run that is searched.
         start: checksums of tensors.
     """
-    equal: dict[int, int] = {}
-    goal: NDArray[np.uint64] | None = None
+    places, equal = first_sites(whole.sites), Counter[int]()
+    wanted = {places[tensor]: value for tensor, value in start.items() if tensor in places and value}
+    at, goal = [*wanted], np.array([*wanted.values()], np.uint64)
     for (step, when), ledger in ledgers(whole.reader, whole.sites):
-        if goal is None:
-            goal = np.array([start.get(tensor, 0) for tensor in ledger.tensors], np.uint64)
         begins = step + (when == "after")
-        equal[begins] = max(int(((ledger.checksum == goal) & (goal != 0)).sum()), equal.get(begins, 0))
-        if equal[begins] == np.count_nonzero(goal):
+        equal[begins] = max(equal[begins], int((ledger["checksum"][at] == goal).sum()))
+        if equal[begins] == len(goal):
             break
-    best = max(equal.values(), default=0)
-    steps = [step for step, number in equal.items() if number == best]
-    return steps[0] if goal is not None and len(steps) == 1 and 2 * best >= np.count_nonzero(goal) > 0 else None
-
-
-def _has_trained(begins: At, whole: At) -> bool:
-    """Whether a run begins with a state of an optimizer that is not 0, and that the other does not begin with.
-
-    Args:
-        begins: first step of the run.
-        whole: first step of the other.
-    """
-    others = dict(whole.numbers(Kind.OPTIMIZER_STATE, Phase.START))
-    return any(value and others.get(of) != value for of, value in begins.numbers(Kind.OPTIMIZER_STATE, Phase.START))
+    (best, number), *others = [*equal.most_common(2), (0, 0)]
+    return best if 2 * number >= len(goal) > 0 and others[0][1] < number else None
 
 
 # --- what it goes on with, part by part
@@ -384,29 +350,22 @@ def resumption_of(resume: ResumePoint, unrecorded: frozenset[Kind], *, is_cut: b
         unrecorded: kinds that either run was told to leave out.
         is_cut: whether ranks or calls are put together, so that a batch of one run need not be one of the other.
     """
-    first, steps, held = resume.steps[0], resume.steps, _tensors(resume)
-
-    def part(name: str, pairs: Iterable[tuple[At, At]], read: Callable[[At], Values], *, matters: bool = True) -> Part:
-        """The part that `read` gives of these steps."""
-        return _part(name, ((read(late), read(whole)) for late, whole in pairs), matters=matters)
-
-    place = part(PLACE, steps, _given)  # of its first step either run may read other batches to get there
+    first, steps, held = resume.steps[0], resume.steps, _held(resume)
+    matter = unrecorded if resume.had else STATE_KINDS
+    place = _part(PLACE, steps, _given)  # of its first step either run may read other batches to get there
     if is_cut and place.state is not Restored.YES:
         place = Part(PLACE, Restored.UNSEEN, "a batch is cut differently")
-    copies = [held[_COPIES]]
-    if part(_COPIES, [first], lambda at: at.tensors(Phase.OPTIMIZER)).state is not Restored.NO:  # else they differ, too
-        copies += [(_copies(late), _copies(whole)) for late, whole in steps[1:2]]
+    copies = [held]
+    if _part("", [first], lambda at: at.tensors(Phase.OPTIMIZER)).state is not Restored.NO:  # else they differ, too
+        copies += [(late.tensors(Phase.START), whole.tensors(Phase.START)) for late, whole in steps[1:2]]
     parts = (
-        *(
-            _part(each.several, [held[each.several]], matters=each in unrecorded or not resume.had)
-            for each in STATE_KINDS
-        ),
-        part(RATES, steps, lambda at: _numbers(at, lambda of: of[1].endswith("['lr']"))),
-        part("scaler", [first], lambda at: _numbers(at, lambda of: of[0] == SCALER), matters=False),
+        *(_part(each.several, [held], partial(_only, each.several), matters=each in matter) for each in STATE_KINDS),
+        _part(RATES, steps, lambda at: _numbers(at, lambda of: of[1].endswith("['lr']"))),
+        _part("scaler", [first], lambda at: _numbers(at, lambda of: of[0] == SCALER), matters=False),
         *_random(steps),
         place,
-        part("counters", [first], _counters)._replace(matters=False),
-        _part(_COPIES, copies, matters=False, once=True),
+        _part("counters", [first], _counters)._replace(matters=False),
+        _part(_COPIES, copies, partial(_only, _COPIES), matters=False, once=True),
     )
     return Resumption(resume.late, resume.there.step, resume.begins.step, parts)
 
@@ -418,36 +377,38 @@ def holds_part(site: Site, part: Part) -> bool:
     return part.part == {Kind.BATCH: PLACE, Kind.OPTIMIZER_STATE: Kind.OPTIMIZER_STATE.several}.get(site.kind)
 
 
-def _part(name: str, pairs: Iterable[tuple[Values, Values]], *, matters: bool = True, once: bool = False) -> Part:
+def _part(
+    name: str, pairs: Iterable[Any], read: Callable[[Any], Values] = dict, *, matters: bool = True, once: bool = False
+) -> Part:
     """A part of a checkpoint: NO if values of it that both runs have differ in any pair, YES if all are equal.
 
     UNSEEN where no value is in both.
 
     Args:
         name: what the part is called.
-        pairs: what corresponding steps of the resumed run and of the other have.
+        pairs: corresponding steps of the resumed run and of the other, or what these have.
+        read: gives what a step has.
         matters: whether anything may rest on it where it was not seen.
         once: whether the first pair with any value in both decides.
     """
     seen = 0
-    for late, whole in pairs:
+    for late, whole in (map(read, pair) for pair in pairs):
         both = late.keys() & whole.keys()
         seen = seen or len(both)
         if differ := sorted(of for of in both if late[of] != whole[of]):
-            names = dict.fromkeys(f"{key_of(path)} of {fqn}" if path else fqn for *_, fqn, path in differ)
+            names = dict.fromkeys(tensor_name(fqn, path) for *_, fqn, path in differ)
             return Part(name, Restored.NO, f"{len(differ)} of {len(both)} differ, {some([*names], 2)}")
         if both and once:
             break
     return Part(name, Restored.YES, f"{seen} equal") if seen else Part(name, Restored.UNSEEN, matters=matters)
 
 
-def _tensors(resume: ResumePoint) -> dict[str, tuple[Values, Values]]:
-    """By part, the tensors that the resumed run begins with, and what the other run had then.
+def _held(resume: ResumePoint) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
+    """Checksums of the tensors that the resumed run begins with, and of what the other run had then.
 
     A state of an optimizer that is not on record as it begins is one without a value, if the run records any state; but
     one that is equal after the first step was not seen, nor one on record as its optimizer steps for the first time.
     """
-    held: dict[str, tuple[Values, Values]] = defaultdict(lambda: ({}, {}))
     began, had = resume.begins.tensors(Phase.START), resume.had
     late, whole = (at.tensors(Phase.OPTIMIZER) for at in resume.steps[0])
     sites = resume.begins.sites
@@ -455,10 +416,7 @@ def _tensors(resume: ResumePoint) -> dict[str, tuple[Values, Values]]:
         later = {tensor_of(sites, number) for number in np.flatnonzero(sites.are(*STATE_KINDS, Phase.START)).tolist()}
         lost = (of for of in had.keys() - began.keys() - later if of[0] == _STATE)
         began |= {of: 0 for of in lost if of not in late or late[of] != whole.get(of)}
-    for side, values in enumerate((began, had)):
-        for tensor, value in values.items():
-            held[_part_of(tensor)][side][tensor] = value
-    return held
+    return began, had
 
 
 def _part_of(tensor: Tensor) -> str:
@@ -468,9 +426,9 @@ def _part_of(tensor: Tensor) -> str:
     return _COPIES if is_copy else KINDS[tensor[0]].several
 
 
-def _copies(at: At) -> Values:
-    """Checksums of averaged and evaluation copies of models as a step begins."""
-    return {tensor: value for tensor, value in at.tensors(Phase.START).items() if _part_of(tensor) == _COPIES}
+def _only(part: str, values: Mapping[Tensor, int]) -> Values:
+    """Those of some tensors that belong to a part."""
+    return {tensor: value for tensor, value in values.items() if _part_of(tensor) == part}
 
 
 def _numbers(at: At, wanted: Callable[[tuple[str, str]], bool]) -> Values:
@@ -487,15 +445,28 @@ def _counters(at: At) -> Values:
 
 def _given(at: At) -> Values:
     """Checksums of the last batch of each loader; without any on record, of what root modules are given last."""
-    sites, batch = at.sites, at.batch
+    sites, batch, values = at.sites, at.batch, Values()
     for kind, phase in ((Kind.BATCH, Phase.DATA), (Kind.INPUT, Phase.FORWARD)):
-        rows = [(row, number) for row, number in at.rows([kind], phase) if batch.status[row] == Status.OBSERVED]
-        if kind is Kind.INPUT:
-            rows = [(row, number) for row, number in rows if "." not in sites.fqn[number]]
-        if rows:
-            named = [(sites.path[number], f"{kind.value} of {sites.fqn[number]}", "") for _, number in rows]
-            return dict(zip(named, batch.checksum[[row for row, _ in rows]].tolist(), strict=True))
-    return {}
+        values = values or {
+            (sites.path[number], f"{kind.value} of {sites.fqn[number]}", ""): int(batch.checksum[row])
+            for row, number in at.rows([kind], phase)
+            if batch.status[row] == Status.OBSERVED and (kind is Kind.BATCH or "." not in sites.fqn[number])
+        }
+    return values
+
+
+def _random_states(at: At) -> defaultdict[tuple[str, bool], Values]:
+    """Checksums of each generator's states, by its name and whether they are of draws within the step.
+
+    States recorded before draws that happen between modules are left out.
+    """
+    states = defaultdict[tuple[str, bool], Values](dict)
+    for row, number in at.rows([Kind.RNG]):
+        site = at.sites.site(number)
+        if not site.path.endswith(DRAWN_BEFORE):  # the later run may have some to get to where it goes on
+            of_draws = states[site.path or site.fqn, site.phase is not Phase.START]
+            of_draws[site.phase, site.call, site.path and site.fqn, ""] = int(at.batch.checksum[row])
+    return states
 
 
 def _random(steps: Sequence[tuple[At, At]]) -> list[Part]:
@@ -505,14 +476,11 @@ def _random(steps: Sequence[tuple[At, At]]) -> list[Part]:
     One that differs does not matter where neither run drew from it in the first step and the last, and both still have
     theirs.
     """
-    every = [(late.random_states(), whole.random_states()) for late, whole in steps]
-    parts, none = list[Part](), (dict[Any, int](), dict[Any, int]())
-    for name in sorted(every[0][0].keys() & every[0][1].keys()):
-        begun, drawn = ([tuple(at.get(name, none)[which] for at in pair) for pair in every] for which in (0, 1))
-        part = Part(name, Restored.YES)
-        if begun[0][0] != begun[0][1]:
-            part = _part(name, [drawn[0], *begun[1:]], once=True)
-            stays = len(steps) > 1 and begun[0] == begun[-1] and not any((*drawn[0], *drawn[-1]))
-            part = Part(name, part.state, matters=part.state is Restored.UNSEEN or not stays)
-        parts.append(part._replace(part=f"random state of {name}", generator=name))
+    every, parts = [(_random_states(late), _random_states(whole)) for late, whole in steps], list[Part]()
+    for name in sorted(set.intersection(*({name for name, _ in states} for states in every[0]))):
+        begun, drawn = ([(late[name, drew], whole[name, drew]) for late, whole in every] for drew in (False, True))
+        equal, later = begun[0][0] == begun[0][1], [drawn[0], *begun[1:]]
+        state = Restored.YES if equal else _part(name, later, once=True).state
+        stays = len(steps) > 1 and begun[0] == begun[-1] and not any((*drawn[0], *drawn[-1]))
+        parts.append(Part(f"random state of {name}", state, "", state is Restored.UNSEEN or not stays, name))
     return parts or [Part("random states", Restored.UNSEEN)]

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from introspect_cli.compare.evidence import Evidence, Known, Thing, joint_known, worst_of
+from introspect_cli.compare.ledger import TENSORS
 from introspect_cli.compare.measure import (
     Ids,
     distance_of,
@@ -27,17 +29,14 @@ from introspect_cli.compare.measure import (
     relative,
     size_of,
 )
-from introspect_cli.compare.names import FORWARD, ancestors, owner_of, tree_at
-from introspect_cli.compare.result import Divergence
+from introspect_cli.compare.names import FORWARD, ancestors, grouped, owner_of, tree_at
+from introspect_cli.compare.result import Divergence, Size
 from introspect_cli.compare.say import some
 from introspect_cli.compare.table import (
+    ABSENT,
     DIFFERENT,
-    EQUAL,
     FLOWING_BACK,
-    KINDS,
     NOT_SEEN,
-    WITHIN,
-    Codes,
     Learned,
     Table,
     plain_of,
@@ -46,7 +45,7 @@ from introspect_cli.compare.watched import passes_over, ran_unseen
 from introspect_cli.records import SETTING_KINDS, Joined, Kind, ModuleInfo, Phase, Site, Status, Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Collection, Container, Iterable, Sequence
 
     from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.evidence import Cause
@@ -73,8 +72,6 @@ class Call(NamedTuple):
 # --- the step
 
 
-_TENSORS = (Kind.PARAM, Kind.BUFFER)
-_DATA = frozenset({Phase.DATA})
 _MAX_STEPS_BACK = 2000
 """Steps that are looked through for what stands since an earlier one."""
 _BEFORE_USE = frozenset({Phase.START, Phase.OPTIMIZER})
@@ -84,10 +81,13 @@ class Step:
     """Lookups over one step's divergences.
 
     Attributes:
-        of: the sites of a kind, in some phases.
-        of_call: the sites of a kind there are for a module call, on all paths.
+        of: the sites of a kind, in some phases (`Alignment.of`).
         divergences: those of the table that diverge, in order; a position is a place among them.
+        sites: those of the divergences.
+        orders: where each divergence stands in a's sequence (`Table.order`).
+        alone: whether only one run has it, for each divergence.
         state: int8 (number of sites,), the state code of every site, as `Table.state_of`.
+        state_before: the same of the previous step; all ABSENT where either run did not record that.
         begins: what is known of what the step begins with.
         learned: what the steps so far have shown.
         is_gathered: whether the step is put together from several ranks, whose modules run at the same time.
@@ -95,31 +95,15 @@ class Step:
 
     def __init__(self, comparison: Comparison, table: Table, begins: Beginning, learned: Learned) -> None:
         """Go through the divergences once and build the lookups; no step is read here."""
-        self.comparison, self.of = comparison, comparison.of
+        self.comparison, self.alignment, self.of = comparison, table.alignment, table.alignment.of
         self.table, self.number, self.divergences, self.state = table, table.step, table.divergences, table.state_of
-        self.alignment, self.of_call = table.alignment, table.alignment.of_call
         self.begins, self.learned = begins, learned
         self.sites = [table.alignment.site(site) for site in self.divergences.site.tolist()]
+        self.orders, self.alone = self.divergences.order.tolist(), self.divergences.one_sided.tolist()
         self.is_gathered = comparison.is_whole
-        self._tensors = [(name, -np.inf) for name in begins.names]
-        self._first: dict[tuple[Phase, Kind], float] = {}
-        self._by_kind: dict[tuple[Kind, str], list[int]] = {}
-        for position, (site, order) in enumerate(zip(self.sites, self.divergences.order.tolist(), strict=True)):
-            if site.kind is not Kind.PRODUCT:  # what was saved before is made of the same, and nothing is made of it
-                self._first.setdefault((site.phase, site.kind), order)
-            self._by_kind.setdefault((site.kind, site.fqn), []).append(position)
-            if site.kind in _TENSORS and site.phase in _BEFORE_USE:
-                self._tensors.append((site.fqn, order))
+        self.state_before = np.zeros_like(self.state) if begins.before is None else begins.before.state_of
 
     # --- what it belongs to
-
-    @property
-    def state_before(self) -> Codes | None:
-        """State code of every site in the previous step, int8 (number of sites,), as `Table.state_of`.
-
-        One-sided rows are DIFFERENT there, sites without a row ABSENT. None where either run did not record that step.
-        """
-        return None if self.begins.before is None else self.begins.before.state_of
 
     @cached_property
     def modules(self) -> tuple[dict[str, ModuleInfo], dict[str, ModuleInfo]]:
@@ -142,46 +126,61 @@ class Step:
             every: whether one record that was not seen makes the answer UNSEEN.
         """
         numbers = np.asarray(sites, dtype=np.int64)
-        states = self.state[numbers]
-        if np.isfinite(before):
-            states = states[self.table.order_of[numbers] < before]
-        return joint_known(states, every=every)
+        early = numbers[self.table.order_of[numbers] < before] if np.isfinite(before) else numbers
+        return joint_known(self.state[early], every=every)
 
     # --- what differs
 
-    def order_at(self, position: int) -> float:
-        """Where divergence number `position` of this step stands in a's sequence (`Table.order`)."""
-        return float(self.divergences.order[position])
+    @cached_property
+    def _first(self) -> dict[tuple[Phase, Kind], float]:
+        """Where the first divergence of each phase and kind stands in a's sequence."""
+        every = [*zip(self.sites, self.orders, strict=True)]
+        return {(site.phase, site.kind): order for site, order in every[::-1]}
 
-    def is_one_sided(self, position: int) -> bool:
-        """Whether only one run has the record at `position`."""
-        return bool(self.divergences.one_sided[position])
+    @cached_property
+    def _begun(self) -> list[tuple[str, float]]:
+        """Parameters and buffers that differ as the step begins or an optimizer leaves them, with their orders."""
+        every = zip(self.sites, self.orders, strict=True)
+        begun = [(site.fqn, at) for site, at in every if site.kind in TENSORS and site.phase in _BEFORE_USE]
+        return [*((name, -np.inf) for name in self.begins.names), *begun]
 
     def differs_before(self, order: float, phases: Container[Phase] = frozenset(Phase)) -> bool:
         """Whether any divergence whose phase is in `phases` comes before `order`; saved files do not count."""
-        return any(at < order and phase in phases for (phase, _), at in self._first.items())
+        firsts = (at for (phase, kind), at in self._first.items() if phase in phases and kind is not Kind.PRODUCT)
+        return any(at < order for at in firsts)
 
     def rng_differs(self) -> bool:
         """Whether any random state at the start of the step differs or is one-sided."""
         return (Phase.START, Kind.RNG) in self._first
 
+    @cached_property
+    def held(self) -> dict[tuple[Kind, str], list[str]]:
+        """FQNs of the parameters and buffers of either run, in any step, by kind and module."""
+        names = ((kind, {self.alignment.fqn[union] for union in self.of(kind).tolist()}) for kind in TENSORS)
+        return grouped(((kind, owner_of(name)), name) for kind, every in names for name in every)
+
     def differing(self, kind: Kind, fqn: str) -> list[int]:
         """Positions of the divergences with this kind and FQN, in order; [] for none."""
-        return self._by_kind.get((kind, fqn), [])
+        sites = self.of(kind, fqn=fqn)
+        return [*np.flatnonzero(np.isin(self.divergences.site, sites)).tolist()]
 
     def differs_inside(self, fqn: str, low: float, high: float) -> bool:
-        """Whether a forward record inside a module's call differs, among those whose order is from `low` to `high`.
+        """Whether anything inside a module's call differs that has an order from `low` to `high`, or a tensor below it.
 
-        Both are orders in the table, as `spans_of` gives, inclusive. All records between count as inside, of whatever
-        module, but not the module's own inputs, outputs and the like; its operators' outputs do. With ranks put
-        together only those of modules below its name count, and its operators.
+        Both are orders in the table, inclusive: of forward records (`runs_inside`). Of its parameters and buffers those
+        count that differ before `high`, or as the step begins, not records within the forward pass.
         """
         order = self.divergences.order
-        among = slice(np.searchsorted(order, low), np.searchsorted(order, high, side="right"))
-        return any(site.phase in FORWARD and self._runs_inside(site, fqn) for site in self.sites[among])
+        begun, ended = np.searchsorted(order, low), np.searchsorted(order, high, side="right")
+        ran = any(site.phase in FORWARD and self.runs_inside(site, fqn) for site in self.sites[begun:ended])
+        return ran or any(at < high and name.startswith(f"{fqn}.") for name, at in self._begun)
 
-    def _runs_inside(self, site: Site, fqn: str) -> bool:
-        """Whether a record between the beginning and the end of a module's call was made inside it."""
+    def runs_inside(self, site: Site, fqn: str) -> bool:
+        """Whether a record between the beginning and the end of a module's call was made inside it.
+
+        That is any but the module's own inputs, outputs and the like; its operators' results are. With ranks put
+        together only those of modules below its name, and its operators.
+        """
         if site.fqn == fqn:
             return site.kind is Kind.OP_OUTPUT  # an operator runs inside its module
         return not self.is_gathered or site.fqn.startswith(f"{fqn}.")
@@ -210,19 +209,17 @@ class Step:
             union: number of the site.
             side: `a` or `b`.
         """
-        alignment, second, path = self.alignment, side == "b", self.alignment.path[union]
+        alignment, second, site = self.alignment, side == "b", self.alignment.site(union)
         reader = self.comparison.b if second else self.comparison.a
         half, step = self.table.halves[second], self.table.step_b if second else self.table.step
-        sites = self.of(KINDS[alignment.kind[union]], frozenset(Phase), alignment.fqn[union]).tolist()
-        alike = [site for site in sites if alignment.path[site] == path]
+        alike = [each for each in self.of(site.kind, fqn=site.fqn).tolist() if alignment.path[each] == site.path]
         now = self.table.number("sequence", union, side) or 0
         for number in range(step, max(step - 1 - (1 if reader.thinned else _MAX_STEPS_BACK), -1), -1):
             if number in reader:
-                records = half.batch if number == step else reader.read(number)
-                earlier = np.isin(alignment.ids[second][records.site], alike)
-                rows = np.flatnonzero(earlier & ((number < step) | (records.sequence < now)))
-                if len(rows):
-                    return records, int(rows[np.argmax(records.sequence[rows])])
+                records, before = (half.batch, now) if number == step else (reader.read(number), np.inf)
+                earlier = np.isin(alignment.ids[second][records.site], alike) & (records.sequence < before)
+                if earlier.any():
+                    return records, int(np.argmax(np.where(earlier, records.sequence, -1.0)))
         return None
 
     def last_text(self, union: int, side: str) -> str | None:
@@ -251,7 +248,7 @@ class Step:
 
     def differed_before(self, sites: Ids | Sequence[int]) -> bool:
         """Whether any of these sites differs in the step before; False without that step."""
-        return self.state_before is not None and bool((self.state_before[sites] == DIFFERENT).any())
+        return bool((self.state_before[sites] == DIFFERENT).any())
 
     def is_recorded_before(self, fqn: str) -> bool:
         """Whether both runs have a record of any kind under this FQN in the previous step; False without that step."""
@@ -263,7 +260,7 @@ class Step:
         """Calls of modules that have an input and an output; none of ranks put together, whose modules run at once."""
         spans: dict[tuple[str, int, int], list[float]] = {}
         for end, kind, outer in ((0, Kind.INPUT, min), (1, Kind.OUTPUT, max)):
-            for union in [] if self.is_gathered else self.of(kind, FORWARD).tolist():
+            for union in [] if self.is_gathered else self.of(kind, *FORWARD).tolist():
                 call = self.alignment.fqn[union], int(self.alignment.call[union]), int(self.alignment.phase[union])
                 order = float(self.table.order_of[union])
                 if np.isfinite(order):
@@ -279,29 +276,19 @@ class Step:
         running = (call for call in self.calls if call.begun < order < call.ended and call.fqn != fqn)
         return max(running, key=lambda call: call.begun, default=None)
 
-    def tensors_differ(self, fqn: str, order: float) -> bool:
-        """Whether a parameter or buffer below the module differs before `order`, or as the step begins.
-
-        Only records of the phases `start` and `optimizer` count, not those within the forward pass.
-        """
-        return any(at < order and name.startswith(f"{fqn}.") for name, at in self._tensors)
-
 
 def unseen_inside(step: Step, fqn: str) -> list[str]:
     """Modules inside `fqn` without recorded outputs in this step, nor any module between them and `fqn` with some.
 
-    Of either run's module tree, a's order first. Recorded means: at least one output has a value in both runs, and none
-    is NOT_SEEN.
+    Of either run's module tree, a's order first. Recorded means: an output is in both runs, and none is NOT_SEEN.
     """
-    prefix = fqn + "."
-    inside = dict.fromkeys(name for tree in step.modules for name in tree if name.startswith(prefix))
-    outputs, names = step.of(Kind.OUTPUT, FORWARD), step.alignment.fqn
-    seen = {names[union] for union in outputs if step.state[union] in {EQUAL, WITHIN, DIFFERENT}}
-    recorded = inside.keys() & (seen - {names[union] for union in outputs if step.state[union] == NOT_SEEN})
+    inside = dict.fromkeys(name for tree in step.modules for name in tree if name.startswith(f"{fqn}."))
+    outputs = {name: step.state[step.of(Kind.OUTPUT, *FORWARD, fqn=name)] for name in inside}
+    recorded = {name for name, states in outputs.items() if states.any() and not (states == NOT_SEEN).any()}
     return [name for name in inside if recorded.isdisjoint((name, *ancestors(name)))]
 
 
-def tensors_held(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
+def tensors_held(step: Step, owners: Collection[str], kind: Kind) -> set[str]:
     """FQNs of the parameters (or buffers) that these modules themselves hold, by either run's module tree or records.
 
     A tied tensor is under the name that it is recorded by.
@@ -311,19 +298,13 @@ def tensors_held(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
         owners: FQNs of modules.
         kind: PARAM or BUFFER.
     """
-    names: set[str] = set()
-    for owner in owners:
-        for module in (tree[owner] for tree in step.modules if owner in tree):
-            tied = {name: target for name, target in module.tied.items() if _has_kind(step, target, kind)}
+    names = {name for owner in owners for name in step.held.get((kind, owner), ())}
+    for owner, tree in product(owners, step.modules):
+        if (module := tree.get(owner)) is not None:
+            tied = {name: of for name, of in module.tied.items() if of in step.held.get((kind, owner_of(of)), ())}
             held = module.parameters if kind is Kind.PARAM else module.buffers
-            names |= {tied.get(name, f"{owner}.{name}") for name in held} | {*tied.values()}
-    recorded = (name for owner in owners for name in step.comparison.tensors_of.get(owner, ()))
-    return names | {name for name in recorded if _has_kind(step, name, kind)}
-
-
-def _has_kind(step: Step, fqn: str, kind: Kind) -> bool:
-    """Whether any site with this FQN, in either run and any step, is of this kind."""
-    return any(KINDS[step.alignment.kind[union]] is kind for union in step.alignment.by_fqn.get(fqn, []))
+            names |= {tied.get(name, f"{owner}.{name}") for name in (*held, *tied)}
+    return names
 
 
 def is_written_later(step: Step, fqn: str, kind: Kind, order: float) -> bool:
@@ -335,7 +316,7 @@ def is_written_later(step: Step, fqn: str, kind: Kind, order: float) -> bool:
         kind: PARAM or BUFFER.
         order: position in run a's sequence; records at it do not count.
     """
-    table, unions = step.table, step.of(kind, frozenset({Phase.FORWARD}), fqn)
+    table, unions = step.table, step.of(kind, Phase.FORWARD, fqn=fqn)
     later = [union for union in unions.tolist() if step.state[union] and table.order_of[union] > order]
     return any(step.repeats_last(union, side) is False for union in later for side in "ab")
 
@@ -353,19 +334,17 @@ def tensor_known(step: Step, fqn: str, kind: Kind, order: float) -> Known:
         kind: PARAM or BUFFER.
         order: position in run a's sequence.
     """
-    alignment, begins = step.alignment, step.begins
-    unions = [union for union in alignment.by_fqn.get(fqn, []) if KINDS[alignment.kind[union]] is kind]
+    begins, unions = step.begins, step.of(kind, fqn=fqn)
     now = [union for union in unions if step.state[union] and step.table.order_of[union] < order]
     if now:
         return step.known([max(now, key=lambda union: step.table.order_of[union])], every=True)
     if fqn in begins.names:
         return Known.DIFFERS
-    before = step.state_before
-    if before is not None and (past := [union for union in unions if before[union]]):
-        return joint_known(before[past[-1:]], every=True)
-    if not any(step.alignment.in_both[union] for union in unions) or (
-        step.begins.gap and fqn in step.comparison.recorded_after_steps
-    ):
+    past = step.state_before[unions]
+    if past.any():
+        return joint_known(past[past != ABSENT][-1:], every=True)
+    is_lost = begins.gap and fqn in step.comparison.recorded_after_steps
+    if is_lost or not step.alignment.in_both[unions].any():
         return Known.UNSEEN
     return Known.WITHIN if fqn in begins.within else Known.EQUAL
 
@@ -374,10 +353,6 @@ def tensor_known(step: Step, fqn: str, kind: Kind, order: float) -> Known:
 
 
 PASSES = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD})
-_START = frozenset({Phase.START})
-_AFTER = frozenset({Phase.OPTIMIZER})
-_BACKWARD = frozenset({Phase.BACKWARD})
-_THING_OF = {Kind.PARAM: Thing.PARAMETERS, Kind.BUFFER: Thing.BUFFERS}
 
 
 class Place(NamedTuple):
@@ -410,24 +385,20 @@ LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
 """The modules that a capture was told to leave out."""
 
 
-def _all_before(
-    thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, needed: bool = False, of_model: bool = False
-) -> Edge:
+def _all_before(thing: Thing, *what: Kind | Phase, needed: bool = False, of_model: bool = False) -> Edge:
     """Edge: one fact on `thing`, the joint state of all records of these kinds and phases before `place.order`.
 
     DIFFERS if any differs; records that were not seen are left out, and it is UNSEEN where no others are there.
 
     Args:
         thing: what the fact is about.
-        kinds: kinds of the records; empty for all.
-        phases: phases of the records; empty for all.
+        what: kinds and phases of the records (`Columns.are`).
         needed: as in `Evidence`: whether nothing can be concluded where none was seen.
         of_model: whether the fact is `LEFT_OUT` where they agree, but a capture was told to leave modules out.
     """
 
     def edge(step: Step, place: Place) -> list[Evidence]:
-        sites = np.flatnonzero(step.alignment.are(*kinds, *phases))
-        state = step.known(sites, place.order)
+        state = step.known(step.of(*what), place.order)
         left_out = of_model and state in {Known.EQUAL, Known.WITHIN} and step.comparison.leaves_modules_out
         return [LEFT_OUT if left_out else Evidence(thing, state, needed)]
 
@@ -442,7 +413,7 @@ def random_at_start(step: Step, _place: Place) -> list[Evidence]:
 
     With ranks put together, one state that was not seen makes it UNSEEN: each rank may have another.
     """
-    known = step.known(step.of(Kind.RNG, _START), every=step.is_gathered)
+    known = step.known(step.of(Kind.RNG, Phase.START), every=step.is_gathered)
     return [Evidence(Thing.RANDOM_AT_START, known)]
 
 
@@ -453,7 +424,7 @@ def drawn_from(step: Step, place: Place) -> list[Evidence]:
     the states at the start of the step (`random_at_start`).
     """
     site, names, within = place.site, step.alignment.fqn, f"{place.site.fqn}."
-    states = step.of(Kind.RNG, frozenset({site.phase})).tolist()
+    states = step.of(Kind.RNG, site.phase).tolist()
     known = step.known([state for state in states if f"{names[state]}.".startswith(within)], place.order)
     if known is not Known.UNSEEN:
         return [Evidence(Thing.DRAWN_FROM, known)]
@@ -461,7 +432,7 @@ def drawn_from(step: Step, place: Place) -> list[Evidence]:
     return [] if noticed else random_at_start(step, place)
 
 
-batches = _all_before(Thing.BATCHES, (Kind.BATCH,), _DATA)
+batches = _all_before(Thing.BATCHES, Kind.BATCH, Phase.DATA)
 """The batches of the step."""
 
 
@@ -470,7 +441,7 @@ def loading(step: Step, place: Place) -> list[Evidence]:
 
     Nothing otherwise.
     """
-    made = [*step.of(Kind.OUTPUT, FORWARD).tolist(), *step.of(Kind.RNG, _DATA, place.site.fqn).tolist()]
+    made = np.append(step.of(Kind.OUTPUT, *FORWARD), step.of(Kind.RNG, Phase.DATA, fqn=place.site.fqn))
     return [Evidence(Thing.EVERYTHING, Known.DIFFERS)] if step.known(made, place.order) is Known.DIFFERS else []
 
 
@@ -489,8 +460,8 @@ def inputs(step: Step, place: Place) -> list[Evidence]:
     Nothing where both captures record all inputs but this call has none; UNSEEN if it has none otherwise.
     """
     site = place.site
-    sites = step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
-    present = [number for number in sites if step.state[number]]
+    sites = step.of(Kind.INPUT, site.phase, fqn=site.fqn, call=site.call)
+    present = sites[step.state[sites] != ABSENT].tolist()
     none = not present and Kind.INPUT in step.comparison.kinds and not step.comparison.leaves_modules_out
     return [] if none else [Evidence(Thing.INPUTS, step.known(present, every=True), needed=True, of=place.of)]
 
@@ -503,14 +474,10 @@ def inside(step: Step, place: Place) -> list[Evidence]:
     """
     if place.start < 0:
         return []
-    fqn, order, names = place.site.fqn, step.table.order_of, step.alignment.fqn
-    outputs_inside = [
-        number
-        for number in step.of(Kind.OUTPUT, FORWARD)
-        if place.start <= order[number] < place.order
-        and (names[number].startswith(f"{fqn}.") if step.is_gathered else names[number] != fqn)
-    ]
-    return [Evidence(Thing.INSIDE, step.known(outputs_inside, every=True), needed=True)]
+    given, order = step.of(Kind.OUTPUT, *FORWARD), step.table.order_of
+    ran = given[(order[given] >= place.start) & (order[given] < place.order)].tolist()
+    inside = [number for number in ran if step.runs_inside(step.alignment.site(number), place.site.fqn)]
+    return [Evidence(Thing.INSIDE, step.known(inside, every=True), needed=True)]
 
 
 def tensors(step: Step, place: Place) -> list[Evidence]:
@@ -522,20 +489,20 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
     """
     fqn = place.site.fqn
     owners = [fqn, *unseen_inside(step, fqn)]
-    facts = []
-    for kind, thing in _THING_OF.items():
-        names = tensors_held(step, owners, kind)
-        if names:
-            answers = [tensor_known(step, name, kind, place.order) for name in sorted(names)]
+    facts = list[Evidence]()
+    for kind, thing in ((Kind.PARAM, Thing.PARAMETERS), (Kind.BUFFER, Thing.BUFFERS)):
+        names, rewrites = tensors_held(step, owners, kind), place.site.phase is Phase.FORWARD
+        if rewrites and any(is_written_later(step, name, kind, place.order) for name in names):
+            facts.append(Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True))
+        elif names:
+            answers = [tensor_known(step, name, kind, place.order) for name in names]
             facts.append(Evidence(thing, worst_of(answers), needed=True))
-        if place.site.phase is Phase.FORWARD and any(is_written_later(step, name, kind, place.order) for name in names):
-            facts[-1] = Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True)
     if not facts and not step.modules[0] and Kind.PARAM not in step.comparison.kinds:
         facts.append(Evidence(Thing.PARAMETERS, Known.UNSEEN, needed=True))
     return facts
 
 
-outputs = _all_before(Thing.OUTPUTS, (Kind.OUTPUT,), FORWARD, needed=True, of_model=True)
+outputs = _all_before(Thing.OUTPUTS, Kind.OUTPUT, *FORWARD, needed=True, of_model=True)
 """All module outputs recorded before the place."""
 
 
@@ -549,11 +516,11 @@ def unseen(step: Step, place: Place) -> list[Evidence]:
     return [Evidence(Thing.RAN_UNSEEN, Known.UNSEEN, of=some(names))] if names else []
 
 
-forward = _all_before(Thing.FORWARD, (Kind.INPUT, Kind.OUTPUT), FORWARD, needed=True, of_model=True)
+forward = _all_before(Thing.FORWARD, Kind.INPUT, Kind.OUTPUT, *FORWARD, needed=True, of_model=True)
 """All module inputs and outputs recorded before the place."""
 
 
-everything = _all_before(Thing.EVERYTHING, (), frozenset())
+everything = _all_before(Thing.EVERYTHING)
 """All records before the place, those that a alone has included: what b alone has has no place in a's order."""
 
 
@@ -565,12 +532,12 @@ def loss(step: Step, place: Place) -> list[Evidence]:
 
     Nothing where both runs record losses but no loss of this step was compared.
     """
-    sites = step.of(Kind.LOSS, frozenset({Phase.LOSS}))
+    sites = step.of(Kind.LOSS, Phase.LOSS)
     none = not step.state[sites].any() and Kind.LOSS in step.comparison.kinds
     return [] if none else [Evidence(Thing.LOSS, step.known(sites, place.order), needed=True)]
 
 
-backward = _all_before(Thing.BACKWARD, FLOWING_BACK, _BACKWARD, needed=True)
+backward = _all_before(Thing.BACKWARD, *FLOWING_BACK, Phase.BACKWARD, needed=True)
 """The backward pass, by the gradients that hooks recorded in it."""
 
 
@@ -582,31 +549,28 @@ def gradient(step: Step, place: Place) -> list[Evidence]:
 
     GRADIENT_SUM instead where the ranks of one run alone have not summed it yet.
     """
-    sites = step.of(Kind.GRAD, _AFTER, place.site.fqn)
+    sites = step.of(Kind.GRAD, Phase.OPTIMIZER, fqn=place.site.fqn)
     thing = Thing.GRADIENT_SUM if owing_side(step, sites) else Thing.GRADIENT
     return [Evidence(thing, step.known(sites, every=True), needed=True)]
 
 
 def lacks_gradient(step: Step, fqn: str) -> bool:
     """Whether the optimizer phase of the step has gradients in any state, but none of this parameter."""
-    every = step.of(Kind.GRAD, _AFTER)
-    return bool(step.state[every].any()) and not step.state[step.of(Kind.GRAD, _AFTER, fqn)].any()
+    every = step.of(Kind.GRAD, Phase.OPTIMIZER)
+    return bool(step.state[every].any()) and not step.state[step.of(Kind.GRAD, Phase.OPTIMIZER, fqn=fqn)].any()
 
 
-def owing_side(step: Step, sites: Iterable[int]) -> str:
+def owing_side(step: Step, sites: Ids) -> str:
     """`a` or `b`, if ranks have yet to sum (`Joined.OWED`) a gradient among `sites` in that run alone.
 
     "" for neither or both.
     """
-    owing = [
-        half.side
-        for half in step.table.halves
-        if half.batch.how is not None and (half.batch.how[np.isin(half.sites, list(sites))] == Joined.OWED).any()
-    ]
+    hows = ((half.side, half.sites, half.batch.how) for half in step.table.halves)
+    owing = [side for side, of, how in hows if how is not None and (how[np.isin(of, sites)] == Joined.OWED).any()]
     return owing[0] if len(owing) == 1 else ""
 
 
-gradients_in_step = _all_before(Thing.GRADIENTS_IN_STEP, (Kind.GRAD,), _AFTER)
+gradients_in_step = _all_before(Thing.GRADIENTS_IN_STEP, Kind.GRAD, Phase.OPTIMIZER)
 """The gradients that an optimizer computed before, within its step."""
 
 
@@ -621,8 +585,8 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
     Its records of the previous step, else those at this step's start, else UNSEEN. Nothing instead of UNSEEN where
     there is no state yet: in step 0 of both, or in a resumed run's first step if states are recorded.
     """
-    sites = step.of(Kind.OPTIMIZER_STATE, _AFTER | _START, place.site.fqn)
-    if step.state_before is not None and step.state_before[sites].any():
+    sites = step.of(Kind.OPTIMIZER_STATE, Phase.OPTIMIZER, Phase.START, fqn=place.site.fqn)
+    if step.state_before[sites].any():
         return [Evidence(Thing.STATE_BEFORE, joint_known(step.state_before[sites], every=True))]
     phases = step.alignment.phase[sites]
     known = step.known(sites[phases != phases[:1]])
@@ -633,8 +597,8 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
 
 def trained(step: Step, place: Place) -> list[Evidence]:
     """Edge: all parameters as they are at the place: the worst of their states; UNSEEN where there are none."""
-    names = {step.alignment.fqn[u] for u in np.flatnonzero(step.alignment.kind == KINDS.index(Kind.PARAM))}
-    answers = [tensor_known(step, name, Kind.PARAM, place.order) for name in sorted(names)]
+    names = [name for (kind, _), every in step.held.items() if kind is Kind.PARAM for name in every]
+    answers = [tensor_known(step, name, Kind.PARAM, place.order) for name in names]
     return [Evidence(Thing.TRAINED, worst_of(answers) if answers else Known.UNSEEN, needed=True)]
 
 
@@ -672,9 +636,8 @@ def terms_of(step: Step, site: Site, a: Summary | None) -> int:
     """
     if site.kind is not Kind.GRAD or a is None or not a.layout.shape:
         return 0
-    held, given = step.table.rows_of["a"], step.of(Kind.OUTPUT, frozenset(Phase), owner_of(site.fqn)).tolist()
-    rows = [held[union] for union in given if union in held]
-    numel = step.table.layouts[0].numel[step.table.a.layout[rows]].max(initial=0.0)
+    given = np.isin(step.table.halves[0].sites, step.of(Kind.OUTPUT, fqn=owner_of(site.fqn)))
+    numel = step.table.layouts[0].numel[step.table.a.layout[given]].max(initial=0.0)
     return int(numel) // max(a.layout.shape[0], 1)
 
 
@@ -683,53 +646,43 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
 
     Reads the whole tensors from disk, where both runs stored them; then the distance is exact. Else it is that of the
     texts, or by sketches, and where b is c times a, what follows from c. Random states and one-sided records have no
-    distance, random states no size either. `floor` is the largest of all noise runs, None without any.
+    distance and no floor, random states no size either. `floor` is the largest of all noise runs, None without any.
     """
     comparison, table, site = step.comparison, step.table, step.sites[position]
-    number, floors = int(step.divergences.site[position]), [noise.floor for noise in comparison.floors]
-    rows = int(step.divergences.row_a[position]), int(step.divergences.row_b[position])
-    sides = zip((comparison.a, comparison.b), (table.a, table.b), rows, (table.step, table.step_b), strict=True)
-    records = [reader.record(batch, row, at) if row >= 0 else None for reader, batch, row, at in sides]
+    number, halves = int(step.divergences.site[position]), step.divergences.halves
+    records = [
+        reader.record(half.batch, int(half.row[position]), at) if half.row[position] >= 0 else None
+        for reader, half, at in zip((comparison.a, comparison.b), halves, (table.step, table.step_b), strict=True)
+    ]
     a, b = (None if record is None else record.summary for record in records)
-    info = next(record.info for record in records if record is not None)
-    rel, times, exact, differing = np.nan, None, False, None
-    if a is not None and b is not None and site.kind is not Kind.RNG:
-        if Status.VALUE in (a.status, b.status):
-            rel, exact = float(relative(*map(np.float64, plain_distance(a.text, b.text)))), True
-        elif table.a.sketch is not None and table.b.sketch is not None:
-            rel, finite = float(step.divergences.relative(np.array([position]))[0]), not has_nonfinite(a.stats)
-            # sketches leave infinities out, and where these are differs
-            rel = rel if rel or (finite and a.stats) else np.nan
-            if a.layout.shape == b.layout.shape and a.layout.numel > 16 and finite and a.stats:
-                times = proportion(table.a.sketch[rows[0]], table.b.sketch[rows[1]])
-            if times is not None:
-                rel = abs(times - 1) / max(1.0, abs(times))  # what follows from the factor is no estimate
-        whole = (run.tensor(of.checksum) for run, of in zip(comparison.runs, (a, b), strict=True) if of.checksum)
-        stored = [tensor for tensor in whole if tensor is not None and tensor.shape == a.layout.shape]
-        if len(stored) == 2:
-            from introspect_cli.compare.elements import elements  # few runs store whole tensors
+    name, order = step.alignment.module_class[number], step.orders[position]
+    there = Divergence(table.step, table.step_b, comparison.rank, order, site, name, cause.role, cause.reason, a, b)
+    labels, labels_b = comparison.a.labels.get(table.step, {}), comparison.b.labels.get(table.step_b, {})
+    there = there._replace(labels=labels, labels_b=labels_b)
+    if site.kind in {Kind.OP_OUTPUT, Kind.COLLECTIVE}:
+        there = there._replace(source=next(record.info.source for record in records if record is not None))
+    if site.kind is Kind.RNG:
+        return there
+    if a is None or b is None:
+        return there._replace(size=Size.STRUCTURAL)
+    rel, times, exact, differing = np.nan, None, True, None
+    whole = (run.tensor(of.checksum) for run, of in zip(comparison.runs, (a, b), strict=True) if of.checksum)
+    stored = [tensor for tensor in whole if tensor is not None and tensor.shape == a.layout.shape]
+    if Status.VALUE in (a.status, b.status):
+        rel = float(relative(*map(np.float64, plain_distance(a.text, b.text))))
+    else:
+        exact, finite = False, bool(a.stats) and not has_nonfinite(a.stats)
+        # sketches leave infinities out, and where these are differs
+        rel = float(step.divergences.relative(np.array([position]))[0]) or (0.0 if finite else np.nan)
+        both = table.sketches(number) if finite and a.layout.shape == b.layout.shape and a.layout.numel > 16 else None
+        times = None if both is None else proportion(*both)
+        if times is not None:
+            rel = abs(times - 1) / max(1.0, abs(times))  # what follows from the factor is no estimate
+    if len(stored) == 2:
+        from introspect_cli.compare.elements import elements  # few runs store whole tensors
 
-            rel, exact, differing = distance_of(*stored), True, elements(*stored)
+        rel, exact, differing = distance_of(*stored), True, elements(*stored)
     far = float(rel) if np.isfinite(rel) else None
-    return Divergence(
-        step=table.step,
-        step_b=table.step_b,
-        rank=comparison.rank,
-        sequence=step.order_at(position),
-        site=site,
-        module_class=step.alignment.module_class[number],
-        role=cause.role,
-        reason=cause.reason,
-        a=a,
-        b=b,
-        rel_l2=far,
-        exact=exact and far is not None,
-        size=None if site.kind is Kind.RNG else size_of(a, b, far, terms_of(step, site, a), times),
-        scale=times,
-        floor=max((float(floor[number]) for floor in floors if number < len(floor)), default=None),
-        coarse=any(layouts.coarse for layouts in table.layouts),
-        source=info.source if site.kind in {Kind.OP_OUTPUT, Kind.COLLECTIVE} else "",
-        elements=differing,
-        labels=comparison.a.labels.get(table.step, {}),
-        labels_b=comparison.b.labels.get(table.step_b, {}),
-    )
+    size, exact = size_of(a, b, far, terms_of(step, site, a), times), exact and far is not None
+    floor = max((float(noise.floor[number]) for noise in comparison.floors), default=None)
+    return there._replace(rel_l2=far, exact=exact, size=size, scale=times, floor=floor, elements=differing)

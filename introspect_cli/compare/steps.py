@@ -10,6 +10,7 @@ any order, the records are equal; of other gathered values, extrema and means ar
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from introspect_cli.compare.measure import Ids, Layouts, Mask
 from introspect_cli.compare.table import (
     FLOWING_BACK,
     MODULE_VALUES,
+    OTHER,
     columns,
     unwrapped,
 )
@@ -28,10 +30,10 @@ from introspect_cli.errors import UsageError
 from introspect_cli.records import Joined, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from introspect_cli.compare.match import Correspondence
-    from introspect_cli.compare.measure import Floats, Records
+    from introspect_cli.compare.measure import Floats
     from introspect_cli.compare.names import Rename
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.compare.table import Columns, Learned, Table
@@ -52,7 +54,6 @@ class Sides:
         noise: readers of the noise runs' ranks, each with its run's manifest.
         match: which name of a is which of b.
         splits: how both are split up, where ranks or calls are put together.
-        files: files of tensors that a read, and b, by what they are.
         ends: the last step of a, and of b, that counts; None for all.
     """
 
@@ -66,7 +67,6 @@ class Sides:
     noise: tuple[tuple[Reader, dict[str, Any]], ...] = ()
     match: Correspondence
     splits: Splits | None = None
-    files: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
     ends: tuple[int | None, int | None] = (None, None)
     _layouts: dict[tuple[int, int], tuple[Layouts, Layouts]] = field(default_factory=dict, init=False)
 
@@ -87,10 +87,9 @@ class Sides:
 
         Built again where reading a step of combined ranks has added layouts.
         """
-        one, two = self.a.layouts, self.b.layouts
-        known = len(one), len(two)
+        known = len(self.a.layouts), len(self.b.layouts)
         if known not in self._layouts:
-            self._layouts[known] = Layouts(one), Layouts(two)
+            self._layouts[known] = Layouts(self.a.layouts), Layouts(self.b.layouts)
         return self._layouts[known]
 
 
@@ -98,33 +97,30 @@ class Sides:
 class Paired:
     """Common steps of two runs, and the steps of each alone.
 
+    All in pairs, of a and of b.
+
     Attributes:
-        rows_a: positions among a's entries of the steps both have, in order.
-        rows_b: positions of their partners among b's.
-        only_a: steps that only a has, in order; those after the last common one included.
-        only_b: steps that only b has, in a's numbering.
-        tail_a: how many steps a has after the last common one.
-        tail_b: how many steps b has after the last common one.
+        readers: of the rank.
+        rows: positions among a run's entries of the steps both have, in order.
+        only: steps that it alone has, in order and in a's numbering; those after the last common one included.
+        tails: how many steps it has after the last common one.
     """
 
-    a: Reader
-    b: Reader
-    rows_a: Ids
-    rows_b: Ids
-    only_a: tuple[int, ...]
-    only_b: tuple[int, ...]
-    tail_a: int
-    tail_b: int
+    readers: tuple[Reader, ...]
+    rows: tuple[Ids, ...]
+    only: tuple[tuple[int, ...], ...]
+    tails: tuple[int, ...]
 
     def __len__(self) -> int:
-        return len(self.rows_a)
+        return len(self.rows[0])
 
     def __getitem__(self, place: int) -> tuple[StepEntry, StepEntry]:
         """(index entry of a, index entry of b) of the common step at index `place`.
 
         A negative one counts from the end.
         """
-        return self.a.entry(int(self.rows_a[place])), self.b.entry(int(self.rows_b[place]))
+        one, two = (reader.entry(int(rows[place])) for reader, rows in zip(self.readers, self.rows, strict=True))
+        return one, two
 
     def __iter__(self) -> Iterator[tuple[StepEntry, StepEntry]]:
         return (self[place] for place in range(len(self)))
@@ -132,36 +128,34 @@ class Paired:
     @property
     def steps(self) -> Ids:
         """Number of each common step in a, in order."""
-        return np.asarray(self.a.entries["step"][self.rows_a], dtype=np.int64)
+        return np.asarray(self.readers[0].entries["step"][self.rows[0]], dtype=np.int64)
 
     @property
     def records(self) -> int:
         """Number of records that a has in the common steps; 0 of combined ranks, whose steps tell it when read."""
-        return int(self.a.entries["rows"][self.rows_a].sum(dtype=np.int64))
+        return int(self.readers[0].entries["rows"][self.rows[0]].sum(dtype=np.int64))
 
 
 def steps_of(comparison: Sides) -> Paired:
     """The common steps that the options select, matched by number, and the steps of each run alone.
 
-    `tail_a` and `tail_b` count only steps that the other capture was not told to leave out; 0 where the other run is a
+    `tails` count only steps that the other capture was not told to leave out; 0 where the other run is a
     list, whose end is unknown.
     """
     options, readers, shifts = comparison.options, (comparison.a, comparison.b), (0, comparison.offset)
     rows, numbers = list[Ids](), list[Ids]()
     for reader, end, shift in zip(readers, comparison.ends, shifts, strict=True):
         steps = reader.entries["step"].astype(np.int64)
-        kept = np.flatnonzero(steps <= (steps.max(initial=0) if end is None else end))
-        if options.steps:
-            kept = kept[np.array([options.wants_step(step) for step in (steps[kept] + shift).tolist()], np.bool_)]
-        rows.append(kept)
-        numbers.append(steps[kept] + shift)
+        wanted = [options.wants_step(step) for step in (steps + shift).tolist()]
+        rows.append(np.flatnonzero(np.array(wanted, np.bool_) & (steps <= (np.inf if end is None else end))))
+        numbers.append(steps[rows[-1]] + shift)
     common, at_a, at_b = np.intersect1d(numbers[0], numbers[1], assume_unique=True, return_indices=True)
     only = [tuple(each[~np.isin(each, common)].tolist()) for each in numbers]
     last, tails = max(common.tolist(), default=-1), list[int]()
     for steps_alone, other, shift in zip(only, comparison.manifests[::-1], shifts[::-1], strict=True):
         after = [step for step in steps_alone if step > last]
         tails.append(0 if is_list(other) else _count_wanted(after, other.get("options", {}).get("steps"), shift))
-    return Paired(*readers, rows[0][at_a], rows[1][at_b], only[0], only[1], tails[0], tails[1])
+    return Paired(readers, (rows[0][at_a], rows[1][at_b]), tuple(only), tuple(tails))
 
 
 def _count_wanted(steps: Sequence[int], asked: object, offset: int) -> int:
@@ -174,16 +168,15 @@ def _count_wanted(steps: Sequence[int], asked: object, offset: int) -> int:
     """
     from introspect_cli.schedule.rules import Schedule
 
-    try:
+    with suppress(UsageError):
         wanted = Schedule.parse(str(asked or ":")).wants
-    except UsageError:  # a store from elsewhere
-        return len(steps)
-    return sum(wanted(step - offset) for step in steps)
+        return sum(wanted(step - offset) for step in steps)
+    return len(steps)  # a store from elsewhere
 
 
 def differing(paired: Paired) -> list[int]:
     """Indices of the common steps whose digests are unequal, in order; only the index is read."""
-    one, two = paired.a.entries["digest"][paired.rows_a], paired.b.entries["digest"][paired.rows_b]
+    one, two = (reader.entries["digest"][rows] for reader, rows in zip(paired.readers, paired.rows, strict=True))
     return [int(place) for place in np.flatnonzero(one != two)]
 
 
@@ -249,7 +242,7 @@ def moments_agree(table: Table, rtol: Floats, ratio: float) -> Mask:
         near = (np.abs(one - two * factor) <= bound) | (np.isnan(one) & np.isnan(two))
     # single numbers may be summed up over calls in both, in b alone, or scaled
     a, b = one[_MOMENTS.index("mean")], two[_MOMENTS.index("mean")]
-    calls = [_call_counts(of_run) for of_run in table.both()]
+    calls = _call_counts(table)
     more = np.maximum(*calls) / np.minimum(*calls)  # losses that are added up are that factor, too
     scale = np.where(more == max(ratio, 1 / ratio), 1.0, ratio)
     sums = np.stack([b * calls[1], b * calls[1] / scale, b, b * calls[0]])
@@ -284,8 +277,8 @@ def factor_notes(learned: Learned) -> list[str]:
     ]
     ratio = learned.backward_ratio or 1.0
     if ratio != 1:
-        small, large = ("b", "a") if ratio < 1 else ("a", "b")
-        times = f"{round(max(ratio, 1 / ratio))} x those of run {small}"
+        large = "a" if ratio < 1 else "b"
+        times = f"{round(max(ratio, 1 / ratio))} x those of run {OTHER[large]}"
         why = "there the loss is scaled, or is a mean over fewer samples"
         lines.append(f"Gradients inside the backward pass of run {large} are {times}: {why}.")
     return lines
@@ -334,16 +327,15 @@ def _scaled_outputs(table: Table, rtol: Floats, scalar: Mask) -> tuple[list[int]
 
 def _are_joined(table: Table, how: Joined) -> Mask:
     """Mask of rows that ranks' records were joined into in the way `how`, in either run or both."""
-    masks = [of_run.column("how") == how for of_run in table.both() if of_run.batch.how is not None]
-    return np.asarray(np.logical_or.reduce([np.zeros(len(table), np.bool_), *masks]))
+    return np.asarray(np.logical_or(*(of_run.column("how", Joined.AS_RECORDED) == how for of_run in table.both())))
 
 
-def _call_counts(records: Records) -> Ids:
-    """How many calls were put together in each record; 1 where none were."""
-    return np.ones(len(records.rows), np.int64) if records.batch.calls is None else records.column("calls")
+def _call_counts(table: Table) -> list[Ids]:
+    """How many calls were put together in each record, in a and in b; 1 where none were."""
+    return [of_run.column("calls", 1) for of_run in table.both()]
 
 
 def _single_numbers(table: Table) -> Mask:
     """Mask of rows that are losses, or scalars put together from several calls in either run."""
-    several = np.maximum(*map(_call_counts, table.both())) > 1
+    several = np.maximum(*_call_counts(table)) > 1
     return np.asarray(table.are(Kind.LOSS) | (several & (np.maximum(*table.of_layouts("dims")) == 0)))

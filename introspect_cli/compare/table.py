@@ -45,17 +45,8 @@ ACTIVATIONS = (Kind.BATCH, *MODULE_KINDS)
 
 KINDS = tuple(Kind)
 PHASES = tuple(Phase)
-_PHASE_CODE = {phase.value: code for code, phase in enumerate(PHASES)}
-
-
-def kind_code(kind: Kind) -> int:
-    """Integer code of a kind in arrays."""
-    return KIND_CODES[kind.value]
-
-
-def phase_code(phase: Phase) -> int:
-    """Integer code of a phase in arrays."""
-    return _PHASE_CODE[phase.value]
+PHASE_CODES = {phase.value: code for code, phase in enumerate(PHASES)}
+"""The small integer that stands for each phase in arrays."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +78,8 @@ class Columns:
             sites: the sites that are looked at, by number; all by default.
         """
         mask = np.full(len(self.kind[sites]), fill_value=True)
-        kinds = [kind_code(each) for each in what if isinstance(each, Kind)]
-        phases = [phase_code(each) for each in what if isinstance(each, Phase)]
+        kinds = [KIND_CODES[each] for each in what if isinstance(each, Kind)]
+        phases = [PHASE_CODES[each] for each in what if isinstance(each, Phase)]
         for column, codes in ((self.kind, kinds), (self.phase, phases)):
             if codes:
                 mask &= np.isin(column[sites], codes)
@@ -99,6 +90,10 @@ class Columns:
         phase, kind = PHASES[self.phase[number]], KINDS[self.kind[number]]
         return Site(phase, kind, self.fqn[number], int(self.call[number]), self.path[number])
 
+    def names_of(self, sites: Ids, *what: Kind | Phase) -> set[str]:
+        """FQNs of those of `sites` that are of any of these kinds, and in any of these phases."""
+        return {self.fqn[site] for site in sites[self.are(*what, sites=sites)].tolist()}
+
     @cached_property
     def evaluating(self) -> Mask:
         """Mask of sites that are in the phase `eval`, or whose root is an evaluation copy of a model (`EVALUATED`)."""
@@ -107,8 +102,8 @@ class Columns:
 
     def selected(self, kinds: Iterable[Kind] = (), modules: tuple[str, ...] = ()) -> Mask:
         """Mask of sites of any of `kinds` whose name matches any glob in `modules`; an empty one selects all."""
-        wanted = {name for name in set(self.fqn) if selects(name, modules)} if modules else set[str]()
-        return self.are(*kinds) & among(self.fqn, wanted) if modules else self.are(*kinds)
+        wanted = {name for name in set(self.fqn) if not modules or selects(name, modules)}
+        return self.are(*kinds) & among(self.fqn, wanted)
 
 
 def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Columns:
@@ -118,16 +113,14 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
         table: the sites of a rank.
         rename: changes FQNs; None to strip wrappers alone. Keys of changed names are computed again.
     """
-    phase = np.frombuffer(bytes(map(_PHASE_CODE.__getitem__, table.phase)), np.uint8)
+    phase = np.frombuffer(bytes(map(PHASE_CODES.__getitem__, table.phase)), np.uint8)
     kind = np.frombuffer(bytes(map(KIND_CODES.__getitem__, table.kind)), np.uint8)
-    keys, calls, change = np.asarray(table.key, np.uint64), np.asarray(table.call, np.int64), rename or strip_wrappers
-    sites = Columns(keys, phase, kind, table.fqn, calls, table.path, table.module_class)
-    if rename is None and "._" not in "\n".join(table.fqn):
-        return sites
-    new = {name: change(name) for name in {*table.fqn}}
-    sites = replace(sites, keys=keys.copy(), fqn=[new[name] for name in table.fqn])
-    for at in [at for at, name in enumerate(table.fqn) if new[name] != name]:
-        sites.keys[at] = sites.site(at).key()
+    keys, calls, change = np.array(table.key, np.uint64), np.asarray(table.call, np.int64), rename or strip_wrappers
+    new = {name: change(name) for name in {*table.fqn} if rename or "._" in name}
+    fqns = [new.get(name, name) for name in table.fqn] if new else table.fqn
+    sites = Columns(keys, phase, kind, fqns, calls, table.path, table.module_class)
+    for at in [at for at, name in enumerate(table.fqn if new else ()) if fqns[at] != name]:
+        keys[at] = sites.site(at).key()
     return sites
 
 
@@ -174,10 +167,14 @@ class Alignment(Columns):
             by_name.setdefault(name, []).append(index)
         return by_name
 
-    def of_call(self, phase: Phase, kind: Kind, fqn: str, call: int) -> list[int]:
-        """Union numbers of the sites with this phase, kind, FQN and call, whatever their path; [] for none."""
-        every = np.array(self.by_fqn.get(fqn, []), np.int64)
-        return [int(union) for union in every[self.are(kind, phase, sites=every) & (self.call[every] == call)]]
+    def of(self, *what: Kind | Phase, fqn: str | None = None, call: int | None = None) -> Ids:
+        """Union numbers of the sites of any of these kinds, in any of these phases (`Columns.are`).
+
+        Only those of that FQN and call, where given.
+        """
+        sites = np.arange(len(self)) if fqn is None else np.array(self.by_fqn.get(fqn, []), np.int64)
+        mask = self.are(*what, sites=sites)
+        return np.asarray(sites[mask if call is None else mask & (self.call[sites] == call)])
 
     @cached_property
     def names(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -190,7 +187,7 @@ class Alignment(Columns):
         return with_ancestors(self.names[0]), with_ancestors(self.names[1])
 
 
-def among(names: Sequence[str], wanted: Collection[str]) -> Mask:
+def among(names: Sequence[object], wanted: Collection[object]) -> Mask:
     """Mask of `names` that are in `wanted`."""
     return np.fromiter(map(wanted.__contains__, names), np.bool_, len(names))
 
@@ -200,17 +197,16 @@ def align(a: Columns, b: Columns) -> Alignment:
 
     Of a site of both, the columns have what a has.
     """
-    ids, extra = np.arange(len(b), dtype=np.int64), np.empty(0, np.int64)
-    if not np.array_equal(a.keys, b.keys):
-        known = {key: number for number, key in reversed([*enumerate(a.keys.tolist())])}
-        ids = np.array([known.get(key, -1) for key in b.keys.tolist()], np.int64)
-        extra = np.flatnonzero(ids < 0)
-        ids[extra] = len(a) + np.arange(len(extra))
     columns: dict[str, Any] = {field.name: getattr(a, field.name) for field in fields(Columns)}
-    for name, column in columns.items() if len(extra) else ():
-        of_b = getattr(b, name)
-        more = [of_b[i] for i in extra.tolist()] if isinstance(column, list) else of_b[extra]
-        columns[name] = column + more if isinstance(column, list) else np.concatenate([column, more])
+    if np.array_equal(a.keys, b.keys):  # as those of most ranks are
+        return Alignment(**columns, a=a, b=b, b_ids=np.arange(len(b)))
+    known = {key: number for number, key in reversed([*enumerate(a.keys.tolist())])}
+    ids = np.array([known.get(key, -1) for key in b.keys.tolist()], np.int64)
+    extra = np.flatnonzero(ids < 0)
+    ids[extra] = len(a) + np.arange(len(extra))
+    for name, one in columns.items():
+        two, is_list = getattr(b, name), isinstance(one, list)
+        columns[name] = one + [two[i] for i in extra.tolist()] if is_list else np.concatenate([one, two[extra]])
     return Alignment(**columns, a=a, b=b, b_ids=ids)
 
 
@@ -223,16 +219,12 @@ ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, UNUSED, CUT, EVALUAT
 tolerance, different, not seen by a run, only in a, or b, different though nothing that rests on it is; of one run alone
 since the other was stopped within the step, or since it evaluates in other steps."""
 
-_OF_SITE = np.arange(10, dtype=np.int8)
-_OF_SITE[[ONLY_A, ONLY_B, CUT, EVALUATING]] = DIFFERENT, DIFFERENT, ABSENT, ABSENT
-"""The state of a site, by that of its row."""
-
 
 class Learned(NamedTuple):
     """Knowledge passed from step to step.
 
     Attributes:
-        coarse: the first step that may begin with what was rounded to bfloat16 or float16; None while none may.
+        coarse: the first step in which anything was rounded to bfloat16 or float16; infinity while none was.
         unsettled: parameters whose gradient was seen to be nothing but rounding, each with the step since when, and
             whether that was so of some elements only.
         let_pass: those parameters for which a difference beyond the tolerance was marked WITHIN.
@@ -241,7 +233,7 @@ class Learned(NamedTuple):
         units: how many times larger than those of b outputs of a are, by name, whose gradients are as much smaller.
     """
 
-    coarse: int | None = None
+    coarse: float = np.inf
     unsettled: Mapping[str, tuple[int, bool]] = {}
     let_pass: frozenset[str] = frozenset()
     backward_ratio: float | None = None
@@ -271,7 +263,7 @@ class Half(NamedTuple):
 class Table:
     """One step of both runs; n rows.
 
-    Rows that both runs have come first, then those of a alone, then those of b alone.
+    Rows of b's records come first, then those of a alone.
 
     Attributes:
         site: int64 (n,), the number of each row's site in the alignment.
@@ -301,10 +293,10 @@ class Table:
 
     # --- other tables
 
-    def marked(self, rows: Ids | Mask, state: int) -> Table:
-        """A copy where these rows have this `state`."""
+    def marked(self, rows: Ids | Mask, state: int, *, alone: int | None = None) -> Table:
+        """A copy where these rows have this `state`; where `alone` is given, it is that of one-sided ones."""
         states = self.state.copy()
-        states[rows] = state
+        states[rows] = state if alone is None else np.where(self.one_sided[rows], alone, state)
         return replace(self, state=states)
 
     def of(self, rows: Ids | Mask) -> Table:
@@ -315,11 +307,14 @@ class Table:
     def keeping(self, rows: Mask) -> Table:
         """A copy in which diverging rows outside of `rows` diverge no more: NOT_SEEN, or ABSENT if one-sided."""
         others = self.diverging & ~rows
-        if not others.any():
-            return self
-        return self.marked(others & ~self.one_sided, NOT_SEEN).marked(others & self.one_sided, ABSENT)
+        return self.marked(others, NOT_SEEN, alone=ABSENT) if others.any() else self
 
     # --- which rows
+
+    @cached_property
+    def fqns(self) -> list[str]:
+        """FQN of each row."""
+        return [self.alignment.fqn[site] for site in self.site.tolist()]
 
     def are(self, *what: Kind | Phase) -> Mask:
         """Mask of rows that are of any of these kinds, and in any of these phases (`Columns.are`)."""
@@ -350,13 +345,9 @@ class Table:
         at, layouts = slice(None) if rows is None else rows, self.layouts
         return Records(self.a, self.row_a[at], layouts[0]), Records(self.b, self.row_b[at], layouts[1])
 
-    def distances(self, rows: Ids | None = None) -> tuple[Floats, Floats]:
-        """(estimated L2 distance, larger of the two L2 norms) of `both`, both float64; NaN where it is unknown."""
-        return distances(*self.both(rows))
-
     def relative(self, rows: Ids | None = None) -> Floats:
         """Estimated relative L2 distance of `both`, float64; NaN where it is unknown."""
-        return relative(*self.distances(rows))
+        return relative(*distances(*self.both(rows)))
 
     def of_layouts(self, name: str, rows: Ids | None = None) -> tuple[Any, Any]:
         """Attribute `name` of `Layouts` (`numel`, `shape`) of `both`: (in a, in b)."""
@@ -382,31 +373,22 @@ class Table:
 
         A row of b alone comes just before the next record that a has and that is not ONLY_A, so behind what is.
         """
-        sequence_a = self.a.sequence.astype(np.float64)
-        order = np.where(self.row_a >= 0, sequence_a[self.row_a] if len(sequence_a) else np.inf, np.inf)
-        alone_b = self.row_b[self.row_a < 0]
-        if not len(alone_b):
-            return order
-        half_a, half_b = self.halves
-        by_site = np.full(len(self.alignment), -1.0)
-        by_site[half_a.sites] = sequence_a
+        sequence, (half_a, half_b) = self.a.sequence.astype(np.float64), self.halves
         arrival = np.argsort(self.b.sequence, kind="stable")
+        places = self.order_of[half_b.sites]
         reached = np.empty(len(arrival))
-        reached[arrival] = np.maximum.accumulate(by_site[half_b.sites[arrival]])
+        reached[arrival] = np.maximum.accumulate(np.where(np.isinf(places), -1.0, places)[arrival])
         # before the next record that both have, and after what a alone has there
-        shared = np.sort(np.delete(sequence_a, half_a.only))
-        ends = np.append(shared, sequence_a.max(initial=0.0) + 2.0)
-        order[self.row_a < 0] = ends[np.searchsorted(shared, reached[alone_b], side="right")] - 0.5
-        return order
+        shared = np.sort(np.delete(sequence, half_a.only))
+        ends = np.append(shared, sequence.max(initial=0.0) + 2.0)
+        of_b = ends[np.searchsorted(shared, reached, side="right")] - 0.5
+        return np.where(self.row_a < 0, np.append(of_b, np.inf)[self.row_b], np.append(sequence, np.inf)[self.row_a])
 
     @cached_property
     def in_order(self) -> Ids:
         """Indices of the diverging rows, sorted by `order`, then by b's sequence."""
         rows = np.flatnonzero(self.diverging)
-        sequence_b = self.b.sequence
-        of_b = self.row_a[rows] < 0
-        tie = np.where(of_b, sequence_b[self.row_b[rows]] if len(sequence_b) else 0, 0).astype(np.float64)
-        return np.asarray(rows[np.lexsort((tie, self.order[rows]))])
+        return np.asarray(rows[np.lexsort((np.append(self.b.sequence, 0)[self.row_b[rows]], self.order[rows]))])
 
     @cached_property
     def divergences(self) -> Table:
@@ -419,10 +401,10 @@ class Table:
     def state_of(self) -> Codes:
         """State of every site of the alignment.
 
-        DIFFERENT for ONLY_A and ONLY_B too, ABSENT where no row has the site.
+        DIFFERENT for ONLY_A and ONLY_B too, ABSENT for CUT and EVALUATING too, and where no row has the site.
         """
-        states = np.full(len(self.alignment), ABSENT, dtype=np.int8)
-        states[self.site] = _OF_SITE[self.state]
+        states, uncounted = np.full(len(self.alignment), ABSENT, np.int8), np.isin(self.state, (CUT, EVALUATING))
+        states[self.site] = np.select([self.diverging, uncounted], [DIFFERENT, ABSENT], self.state)
         return states
 
     @cached_property
@@ -472,8 +454,8 @@ class Table:
 
 def unseen(batch: StepBatch) -> Mask:
     """Mask over all rows of a batch, true for those without a value: NOT_OBSERVED, or PARTIAL with checksum 0."""
-    partly = (batch.status == int(Status.PARTIAL)) & (batch.checksum == 0)
-    return np.asarray(partly | (batch.status == int(Status.NOT_OBSERVED)))
+    partly = (batch.status == Status.PARTIAL) & (batch.checksum == 0)
+    return np.asarray(partly | (batch.status == Status.NOT_OBSERVED))
 
 
 def plain_of(batch: StepBatch, row: int) -> str | None:

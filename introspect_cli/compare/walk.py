@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known
+from introspect_cli.compare.ledger import TENSORS
 from introspect_cli.compare.measure import Layouts
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.outcome import (
@@ -31,13 +32,13 @@ from introspect_cli.compare.outcome import (
     changes_of,
     results_agree,
 )
-from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
+from introspect_cli.compare.passes import PASSES, evaluates, pair, rounding_note, table_of, unused_note
 from introspect_cli.compare.result import Role
 from introspect_cli.compare.resumed import Beginning, beginning_at_resume, lacks_start
 from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.step import Step, divergence_at
-from introspect_cli.compare.steps import differing, steps_of
+from introspect_cli.compare.steps import differing, factor_notes, steps_of
 from introspect_cli.compare.table import (
     CUT,
     EQUAL,
@@ -54,7 +55,7 @@ from introspect_cli.compare.watched import observed_kinds
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.result import Divergence
@@ -63,94 +64,83 @@ if TYPE_CHECKING:
     from introspect_cli.store.log import StepEntry
 
 _AFTER_LOSS = frozenset({Phase.BACKWARD, Phase.OPTIMIZER})
-_TENSORS = (Kind.PARAM, Kind.BUFFER)
+_EARLY = frozenset(Phase) - _AFTER_LOSS
 _GIVING = (Kind.OUTPUT, Kind.OP_OUTPUT, Kind.PARAM, Kind.BUFFER)
 _SCRIPT_PHASES = frozenset({Phase.START, Phase.DATA, Phase.LOSS})
 """Phases whose values code outside of modules makes: its draws are not on record."""
 
 
-def choose_lead(
-    step: Step, positions: Sequence[int], earlier: Structure, began: Table | None, *, new_values: bool
-) -> tuple[Step, int]:
+def choose_lead(account: Account, step: Step, positions: Sequence[int]) -> tuple[Step, int]:
     """(step, position of a divergence in it) that leads the answer, else the earliest of this step.
 
-    The earliest value leads, unless a cause before it explains it: a one-sided module that brings a value the other run
-    lacks or lets a gradient flow, or a random state that something was drawn from, in this step or in earlier ones in
+    The earliest value leads, unless a cause before it explains it (`_is_explained`), in this step or in earlier ones in
     which only causes differed. So it is one of: that value, in a copy of the step without one-sided causes; the first
-    divergence of `began`; or, where a random state is the first, a parameter that one run alone drew, else the first
-    random state that is drawn from. None too where no value differs.
+    divergence of `Account.began`; or, where a random state is the first, a parameter that one run alone drew, else the
+    first random state that is drawn from.
 
     Args:
+        account: what the steps before have shown.
         step: the first step in which a value diverges.
         positions: those of its divergences that were selected, in order.
-        earlier: what differed in structure in the steps before.
-        began: the first step in which nothing but causes differed; None where there is none.
-        new_values: whether one of these causes brought a value that the other run has nowhere.
     """
-    table, earliest = step.table, positions[0]
+    table, earliest, began = step.table, positions[0], account.began
     effect = next((place for place in positions if not step.divergences.cause[place]), None)
     if effect is None or (effect == earliest and began is None):
         return step, earliest
-    site, before = step.sites[effect], [step.sites[position] for position in positions[: positions.index(effect)]]
-    around = step.around(site.fqn, step.order_at(effect)) if site.kind is Kind.INPUT else None
-    makers = frozenset([site.fqn, around.fqn if around is not None else ""])
-    explained = step.is_one_sided(effect) or new_values or has_new_values(table.keeping(table.cause), makers)
-    explained = explained or (site.phase in _AFTER_LOSS and _flows_in_one(step, before))
     one_sided, is_port = table.cause & table.one_sided, step.comparison.match.is_port
-    if is_port or not (explained or _was_drawn_from(step, site, before, earlier)):
+    before = [step.sites[position] for position in positions[: positions.index(effect)]]
+    if is_port or not _is_explained(account, step, effect, before):
         # what one implementation alone has may be what the other has under another name, or in parts
         rest = table.marked(one_sided, NOT_SEEN) if is_port else table.keeping(~one_sided)
         alone = Step(step.comparison, rest, step.begins, step.learned)
-        return alone, alone.sites.index(site)
+        return alone, alone.sites.index(step.sites[effect])
     if began is not None:
         return Step(step.comparison, began, Beginning(), Learned()), 0
     if step.sites[earliest].kind is not Kind.RNG:
         return step, earliest
-    drawn = drawn_in_one(step)
-    blamed = [place for place in positions if place == drawn or (drawn is None and is_drawn_from(step, place))]
-    return step, next(iter(blamed), earliest)
+    blamed = drawn_in_one(step) or [place for place in positions if is_drawn_from(step, place)]
+    return step, next((place for place in blamed if place in positions), earliest)
 
 
-def drawn_in_one(step: Step) -> int | None:
-    """Position of the first start tensor that differs, if one run alone has it and a parameter before it is equal.
+def _is_explained(account: Account, step: Step, effect: int, before: Sequence[Site]) -> bool:
+    """Whether a cause explains a value that differs.
 
-    None otherwise. Drawing such a tensor moves the generator, so later tensors differ; an equal one before shows that
-    the seed is the same.
-    """
-    begun = (place for place, site in enumerate(step.sites) if site.phase is Phase.START and site.kind in _TENSORS)
-    first, sites = next(begun, None), step.of(Kind.PARAM, frozenset({Phase.START}))
-    if first is None or not step.is_one_sided(first):
-        return None
-    equal = (step.state[sites] == EQUAL) & (step.table.order_of[sites] < step.order_at(first))
-    return first if equal.any() else None
-
-
-def _flows_in_one(step: Step, before: Iterable[Site]) -> bool:
-    """Whether `before` has a backward gradient of a module that both runs have, or a result of a backward operator."""
-    return any(
-        (site.kind in FLOWING_BACK and all(site.fqn in tree for tree in step.modules))
-        or (site.kind is Kind.OP_OUTPUT and site.phase is Phase.BACKWARD)
-        for site in before
-    )
-
-
-def _was_drawn_from(step: Step, effect: Site, before: Iterable[Site], earlier: Structure) -> bool:
-    """Whether a random state differs before a value, and the value may come of drawing from it.
-
-    It may if a draw in the step differs, the script itself makes the value, parameters or buffers differ as the step
-    begins, or not all draws were recorded.
+    That is a one-sided module that brings a value the other run lacks or lets a gradient flow, or a random state that
+    the value may come of drawing from: a draw in the step differs, the script itself makes the value, parameters or
+    buffers differ as the step begins, or not all draws were recorded.
 
     Args:
-        step: the step.
-        effect: site of the value.
+        account: what the steps before have shown.
+        step: the step of the value.
+        effect: its position.
         before: sites of the divergences before it.
-        earlier: what differed in structure in the steps before.
     """
-    if not (earlier.random or any(site.kind is Kind.RNG for site in before)):
+    site, begins = step.sites[effect], step.begins
+    around = step.around(site.fqn, step.orders[effect]) if site.kind is Kind.INPUT else None
+    makers = frozenset({site.fqn, around.fqn if around is not None else ""})
+    if step.alone[effect] or account.new_values or has_new_values(step.table.keeping(step.table.cause), makers):
+        return True
+    in_both = step.modules[0].keys() & step.modules[1].keys()
+    back = [each for each in before if each.phase is Phase.BACKWARD and site.phase in _AFTER_LOSS]
+    if any(each.kind is Kind.OP_OUTPUT or (each.kind in FLOWING_BACK and each.fqn in in_both) for each in back):
+        return True
+    if not (account.structure.random or any(each.kind is Kind.RNG for each in before)):
         return False
-    by_script = effect.phase in _SCRIPT_PHASES or (effect.kind is Kind.INPUT and "." not in effect.fqn)
-    begun = step.begins.diverged or bool(step.begins.names)  # what the step began with was drawn, too
+    by_script = site.phase in _SCRIPT_PHASES or (site.kind is Kind.INPUT and "." not in site.fqn)
+    begun = begins.diverged or bool(begins.names)  # what the step began with was drawn, too
     return bool(_drawn(step)) or by_script or begun or not step.comparison.notices_all_draws
+
+
+def drawn_in_one(step: Step) -> list[int]:
+    """Position of the first start tensor that differs, if one run alone has it and a parameter before it is equal.
+
+    Empty otherwise. Drawing such a tensor moves the generator, so later tensors differ; an equal one before shows that
+    the seed is the same.
+    """
+    begun = np.flatnonzero(step.divergences.are(*TENSORS, Phase.START))[:1].tolist()
+    sites = step.of(Kind.PARAM, Phase.START)
+    equal = step.table.order_of[sites[step.state[sites] == EQUAL]].min(initial=np.inf)
+    return [place for place in begun if step.alone[place] and equal < step.orders[place]]
 
 
 def is_drawn_from(step: Step, position: int) -> bool:
@@ -175,20 +165,16 @@ def has_new_values(causes: Table, makers: frozenset[str] = frozenset()) -> bool:
         causes: the step's table, with causes as its only diverging rows.
         makers: modules in whose code the first value that differs may be made.
     """
-    alignment = causes.alignment
+    are, fqn = causes.alignment.are, causes.alignment.fqn
     agreeing = causes.both(np.flatnonzero(causes.agreeing))  # parts of a batch have another checksum
     for half, other, known in zip(causes.halves, (causes.b, causes.a), agreeing, strict=True):
-        early = half.only[~alignment.are(*_AFTER_LOSS, sites=half.sites[half.only])]
-        sites = half.sites[early]
-        gives = half.batch.checksum[early[alignment.are(*_GIVING, sites=sites)]]
-        if not (np.isin(gives, other.checksum) | np.isin(gives, known.column("checksum"))).all():
+        sites = half.sites[half.only]
+        gives = half.batch.checksum[half.only[are(*_GIVING, *_EARLY, sites=sites)]]
+        given = {fqn[site] for site in sites[are(Kind.INPUT, *_EARLY, sites=sites)]}
+        gave = {fqn[site] for site in half.sites[are(Kind.OUTPUT, sites=half.sites)]}
+        new = ~np.isin(gives, np.append(other.checksum, known.column("checksum")))
+        if new.any() or given - gave or given & makers:  # or what it gave was not seen, or differs
             return True
-        given, gave = (
-            {alignment.fqn[site] for site in at[alignment.are(kind, sites=at)].tolist()}
-            for kind, at in ((Kind.INPUT, sites), (Kind.OUTPUT, half.sites))
-        )
-        if given - gave or given & makers:
-            return True  # what it gave was not seen, or differs
     return False
 
 
@@ -211,26 +197,24 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
 
     Args:
         step: the first diverging step.
-        positions: those of its divergences that are looked at, in order.
+        positions: those of its other divergences that were selected, in order.
         first: site of the first divergence.
         cause: why that diverges.
     """
     others = {_cause_key(step, first, cause): (-1, cause)}
     late = [position for position in positions[_MAX_JUDGED:] if step.sites[position].phase is Phase.OPTIMIZER]
-    for position in (*positions[:_MAX_JUDGED], *late[:_MAX_JUDGED]):
-        site = step.sites[position]
-        if site == first or step.is_one_sided(position):
-            continue
-        other = _judged(step, position)
-        key = _cause_key(step, site, other)
-        if other.role is not Role.ORIGIN or other.reason not in _INDEPENDENT_REASONS or key in others:
+    judged = (*positions[:_MAX_JUDGED], *late[:_MAX_JUDGED])
+    for position in (position for position in judged if not step.alone[position]):
+        site, other = step.sites[position], _judged(step, position)
+        key, reason = _cause_key(step, site, other), other.reason
+        if other.role is not Role.ORIGIN or reason not in _INDEPENDENT_REASONS or key in others:
             continue
         # it may come from what was not seen, or have grown from what was let pass
         stands = all(fact.known is Known.EQUAL for fact in other.evidence)
         # the first call agrees, or is listed: what a module keeps from call to call may follow from the rest
-        stands = stands and not (site.call and other.reason in {"module", "own_code"})
-        stands = stands and (other.reason != "rng" or is_drawn_from(step, position))
-        if stands and (other.reason != "optimizer" or hyperparameter_changes(step.table, step.last_text)):
+        stands = stands and not (site.call and reason in {"module", "own_code"})
+        stands = stands and (reason != "rng" or is_drawn_from(step, position))
+        if stands and (reason != "optimizer" or hyperparameter_changes(step.table, step.last_text)):
             others[key] = position, other
     return list(others.values())[1 : 1 + _MAX_ORIGINS]
 
@@ -246,8 +230,8 @@ def _cause_key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
     """What two origins with one cause have in common: the class of the module, or else the reason."""
     if cause.reason in {"module", "own_code", "op", "buffer"}:
         name = cause.module or site.fqn
-        classes = [tree[name].module_class for tree in step.modules if name in tree]
-        return "module", classes[0] if classes else name
+        module = step.modules[0].get(name) or step.modules[1].get(name)
+        return "module", name if module is None else module.module_class
     return cause.reason, ""
 
 
@@ -272,10 +256,10 @@ def table_at(comparison: Comparison, learned: Learned, step_a: int, step_b: int)
 def raise_floors(comparison: Comparison, entry_a: StepEntry) -> None:
     """Raise, in place, the floor of each noise run that has this step with another digest than a; reads both."""
     step = entry_a.step
-    for (reader, _), floor in zip(comparison.noise, comparison.floors, strict=True):
-        if step in reader and reader.entry(reader.row_of(step)).digest != entry_a.digest:
-            batches, compared = (comparison.a.read(step), reader.read(step)), ~floor.alignment.are(*SETTING_KINDS)
-            layouts = comparison.layouts[0], Layouts(reader.layouts)
+    for floor in comparison.floors:
+        if step in floor.reader and floor.reader.entry(floor.reader.row_of(step)).digest != entry_a.digest:
+            batches, compared = (comparison.a.read(step), floor.reader.read(step)), ~floor.alignment.are(*SETTING_KINDS)
+            layouts = comparison.layouts[0], Layouts(floor.reader.layouts)
             floor.learn(table_of(floor.alignment, compared, (step, step), batches, layouts))
 
 
@@ -283,11 +267,11 @@ class Account:
     """Fills the `RankOutcome` of all records of a rank, or of those of training or of evaluation alone.
 
     Attributes:
+        which: True for evaluation alone, False for training alone, None for all.
         counted: bool per union number, whether records of the site are counted.
         structure: what differs in structure so far.
-        begins: what is known of what the step after `last` begins with.
+        begins: what is known of what the step after the last listed one begins with.
         learned: what the steps so far have shown.
-        last: number of the last step that was listed; None for none.
         began: the first step in which only causes differed; None for none.
         new_values: whether one of these causes brought a value that the other run has nowhere.
         one_sided: (index, table) of the first step in which only causes differed and results do not agree; None for
@@ -307,15 +291,14 @@ class Account:
         """
         alignment, options = comparison.alignment, comparison.options
         self.comparison, self.begins, self.learned = comparison, begins, Learned()
-        self.outcome = RankOutcome(comparison.rank, paired, comparison.match, comparison.offset, which)
-        self.counted = alignment.selected(options.kinds, options.modules)
+        self.outcome = RankOutcome(comparison.rank, paired, comparison.match, comparison.offset)
+        self.which, self.counted = which, alignment.selected(options.kinds, options.modules)
         if which is not None:  # its first divergence alone is asked for
             self.counted = self.counted & (alignment.evaluating == which)
             options = replace(options, limit=0, whole_step=False, want_map=False, later=0)
-        self.options, self.structure = options, Structure(comparison)
+        self.options, self.structure = options, Structure()
         if begins.resumed:  # what a checkpoint did not restore
             self.outcome.results_known = Known.DIFFERS
-        self.last: int | None = None
         self.began: Table | None = None
         self.new_values = self.closed = False
         self.one_sided: tuple[int, Table] | None = None
@@ -333,19 +316,19 @@ class Account:
             learned: what the steps so far have shown, this one included.
         """
         outcome, options, self.learned = self.outcome, self.options, learned
-        if outcome.evaluation is not None:
+        if self.which is not None:
             table = replace(table, chosen=table.chosen & self.counted[table.site])
         self._count_passed(table)
         outcome.see_results(table)
-        if (table.diverging & table.chosen).any():
+        # a step in which only causes differ is added to the structure alone
+        if (table.diverging & table.chosen).any() and not self._add_causes(place, table.keeping(table.chosen)):
             self._list_step(place, table)
         if outcome.first is not None and not (options.want_map or options.limit is None):
             records = len(table.a) * len(self.comparison.a.readers) + len(table.b) * len(self.comparison.b.readers)
             self.later += max(records, options.least)
             if self.later > options.later:
-                paired, places = outcome.paired, slice(place + 1)
-                outcome.unopened, self.closed = len(paired) - place - 1, True
-                outcome.paired = replace(paired, rows_a=paired.rows_a[places], rows_b=paired.rows_b[places])
+                outcome.tally["unopened"], self.closed = len(outcome.paired) - place - 1, True
+                outcome.paired = replace(outcome.paired, rows=tuple(rows[: place + 1] for rows in outcome.paired.rows))
 
     def end(self) -> RankOutcome:
         """The outcome, with its `changes` and the records of steps that were not opened.
@@ -353,8 +336,8 @@ class Account:
         Where nothing else differed, and no result agreed there, the first step in which only causes did is listed.
         """
         if self.outcome.first is None and self.one_sided is not None:
-            self._list_step(*self.one_sided, structure=True)
-        self.outcome.changes = changes_of(self.structure)
+            self._list_step(*self.one_sided)
+        self.outcome.changes = changes_of(self.structure, self.comparison.alignment, self.comparison.match)
         self._count_unopened()
         return self.outcome
 
@@ -389,7 +372,7 @@ class Account:
         outcome.tally["records"] += int(self.counted[table.halves[0].sites].sum()) - int(recorded.sum())
         if (chosen & (state == EVALUATING)).any() and (runs := evaluates(table))[0] != runs[1]:
             self.structure.evaluations.setdefault("a" if runs[0] else "b", table.step)
-        outcome.unused_note = outcome.unused_note or unused_note(table, chosen & (state == UNUSED))
+        outcome.notes = [*filter(None, outcome.notes)] or [unused_note(table, chosen & (state == UNUSED))]
         if outcome.first is None and not outcome.tolerated and (site := table.first_of(masks["within"])):
             outcome.tolerated = f"{what(site)} in step {table.step}"
         if not outcome.blind_site and (site := table.first_of(blind)):
@@ -417,27 +400,22 @@ class Account:
 
     # --- divergences
 
-    def _list_step(self, place: int, table: Table, *, structure: bool = False) -> None:
+    def _list_step(self, place: int, table: Table) -> None:
         """Count a diverging step, and list its divergences as far as the limit goes.
 
-        Of the first such step also the divergence that leads, and the other origins; in it, saved files come last. A
-        step in which only causes differ is added to the structure alone. Sets `begins` and `last`, unless the limit was
-        reached before.
+        Of the first such step also the divergence that leads, and the other origins; in it, saved files come last. Sets
+        `begins`, unless the limit was reached before.
 
         Args:
             place: index of the step among the common ones.
             table: the step after all passes.
-            structure: whether to list causes too.
         """
         comparison, outcome, limit = self.comparison, self.outcome, self.options.limit
         chosen, begins = table.keeping(table.chosen), outcome.first is None
-        if not structure and self._add_causes(place, chosen):  # else no result says that it changed nothing
-            return
-        diverged, alone = len(chosen.in_order), [len(half.only) for half in chosen.halves]
-        self.outcome.tally.update(steps_diverged=1, diverged=diverged, only_a=alone[0], only_b=alone[1])
+        only_a, only_b = (len(half.only) for half in chosen.halves)
+        outcome.tally.update(steps_diverged=1, diverged=len(chosen.in_order), only_a=only_a, only_b=only_b)
         if self.options.want_map:
-            if outcome.heat is None:
-                outcome.heat = Heat(comparison.alignment, outcome.paired.steps.tolist())
+            outcome.heat = outcome.heat or Heat(comparison.alignment, outcome.paired.steps.tolist())
             outcome.heat.add(place, chosen)
         if not begins and limit is not None and len(outcome.listed) >= limit:
             return
@@ -446,7 +424,7 @@ class Account:
         positions = [place_of[row] for row in chosen.in_order.tolist()]  # ordered by what was selected
         if begins:  # a file that is saved shows what was there before: it leads where nothing else differs
             positions.sort(key=lambda position: step.sites[position].kind is Kind.PRODUCT)
-            lead = choose_lead(step, positions, self.structure, self.began, new_values=self.new_values)
+            lead = choose_lead(self, step, positions)
             outcome.first, outcome.cause = first, cause = self._append_divergence(*lead)
             outcome.step = lead[0]
             if outcome.step.number == step.number:
@@ -457,46 +435,41 @@ class Account:
             positions = positions[: max(limit - len(outcome.listed), 0)]
         for position in positions:
             self._append_divergence(step, position)
-        self.begins, self.last = step.begins.after(comparison.recorded_after_steps, table), table.step
+        self.begins = step.begins.after(comparison.recorded_after_steps, table)
 
     def _beginning_of(self, table: Table) -> Beginning:
         """What a step begins with; reads the step before, where both runs recorded it."""
         comparison, begins, before = self.comparison, self.begins, None
         if table.step - 1 in comparison.a and table.step_b - 1 in comparison.b:
             before, _ = table_at(comparison, self.learned, table.step - 1, table.step_b - 1)
-            if self.last != table.step - 1:
-                begins = begins.after(comparison.recorded_after_steps, before)
-        elif self.last is not None:
-            begins = begins.after(comparison.recorded_after_steps)
+        if before is not None or self.outcome.first is not None:
+            begins = begins.after(comparison.recorded_after_steps, before)
         return replace(begins, before=before, gap=lacks_start(comparison, table))
 
     def _add_causes(self, place: int, table: Table) -> bool:
-        """Add the step's causes to the structure; returns whether it has any and nothing but causes differs.
+        """Add the step's causes to the structure; returns whether nothing but causes differs.
 
         In that case also sets, as far as unset, `began` and `new_values`. Before the first divergence, where results do
-        not show that nothing changed, it sets `one_sided`, or without any results on record `unrecorded` of the
-        outcome.
+        not show that nothing changed, it sets `one_sided`, or without any results on record counts it as
+        `unrecorded`.
 
         Args:
             place: index of the step among the common ones.
             table: its table, with only what was selected diverging.
         """
         causes = table.keeping(table.cause)
-        if not causes.diverging.any():
-            return False
         self.structure.add_causes(causes)
         if causes.diverging.sum() < table.diverging.sum():
             return False
         outcome = self.outcome
         self.began = self.began or table
         self.new_values = self.new_values or has_new_values(causes)
-        undecided = outcome.first is None and not outcome.evaluation
         agree = results_agree(table)
-        if undecided and (outcome.hidden or not agree):
+        if outcome.first is None and not self.which and (outcome.hidden or not agree):
             if agree is not None:
                 self.one_sided = self.one_sided or (place, table)
             elif not all(TRAINED & observed_kinds(manifest) for manifest in self.comparison.manifests):
-                outcome.unrecorded = True
+                outcome.tally["unrecorded"] += 1
         return True
 
     def _append_divergence(self, step: Step, position: int) -> tuple[Divergence, Cause]:
@@ -515,7 +488,7 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     paired, learned = steps_of(comparison), Learned()
     opened = dict.fromkeys(differing(paired))
     evaluates = not comparison.is_whole and any(of_run.are(Phase.EVAL).any() for of_run in comparison.sites)
-    begins = beginning_at_resume(comparison.resume_point) if opened else Beginning()
+    begins = beginning_at_resume(comparison.resume_point) if opened and comparison.resume_point else Beginning()
     parts = (None, False, True) if evaluates else (None,)
     accounts = [Account(comparison, paired, begins, which) for which in parts]
     for place in range(len(paired) * bool(opened)) if comparison.floors else opened:  # all steps raise the floors
@@ -523,12 +496,12 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
         raise_floors(comparison, entry_a)
         if place in opened:
             table, learned = table_at(comparison, learned, entry_a.step, entry_b.step)
-            for account in accounts:
-                if not account.closed:
-                    account.see(place, table, learned)
+            for account in (account for account in accounts if not account.closed):
+                account.see(place, table, learned)
         if all(account.closed for account in accounts):
             break
     whole, *separate = [account.end() for account in accounts]
-    whole.learned, whole.parts = learned, {bool(part.evaluation): part for part in separate}
+    whole.notes = [*factor_notes(learned), rounding_note(learned), *whole.notes]
+    whole.parts = dict(zip((False, True), separate, strict=False))
     whole.resumption = None if comparison.options.narrowed else comparison.resumption
     return whole

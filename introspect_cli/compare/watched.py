@@ -15,7 +15,7 @@ from introspect_cli.compare.table import MODULE_KINDS, PHASES, Alignment
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from introspect_cli.compare.measure import Mask
 
@@ -69,8 +69,7 @@ def ran_unseen(manifests: Iterable[dict[str, Any]], phase: Phase) -> list[str]:
         entries = unseen.items() if isinstance(unseen, dict) else ()
         named = {name: of.get(phase.value) for name, of in entries if isinstance(of, dict)}
         ran = {name: methods for name, methods in named.items() if isinstance(methods, list)}
-        outer = {name: methods for name, methods in ran.items() if ran.keys().isdisjoint(ancestors(name))}
-        every = [(name, method) for name, methods in outer.items() for method in methods]
+        every = [(name, method) for name in ran if ran.keys().isdisjoint(ancestors(name)) for method in ran[name]]
         found.update((f"{name}.{method}()" if method else name, None) for name, method in every)
     return [*found]
 
@@ -152,42 +151,26 @@ _LOOKS = (frozenset(MODULE_KINDS), {Kind.BATCH}, {Kind.LOSS})
 # --- notes
 
 
-def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
-    """Notes on what options of the captures leave uncompared: kinds, and what other options chose; [] for nothing.
+def notes_on_captures(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> Iterator[str]:
+    """Notes on what the captures left out, chose by other options, or could not observe, and on perturbed runs.
 
-    Where a run is a list of values, notes on that alone.
+    Of what is left out, only that a run is a list of values, where either is one. A note may be there twice.
     """
-    listing = [name for name, manifest in (("a", manifest_a), ("b", manifest_b)) if is_list(manifest)]
-    if listing:
-        text = "lists values that were written elsewhere: what it does not list is not compared."
-        return [f"Run {name} {text}" for name in listing]
-    kinds_a, kinds_b = observed_kinds(manifest_a), observed_kinds(manifest_b)
-    missing = {"a": kinds_b - kinds_a, "b": kinds_a - kinds_b} if kinds_a and kinds_b else {}
-    left_out = {name: sorted(kinds - {kind.value for kind in SETTING_KINDS}) for name, kinds in missing.items()}
-    notes = [f"Run {name} did not record {', '.join(of)}: not compared." for name, of in left_out.items() if of]
-    others = [f"--{name.replace('_', '-')}" for name in narrowed(manifest_a, manifest_b) if name not in _TOLD_OTHERWISE]
-    if others:
+    lists, settings = is_list(manifest_a) or is_list(manifest_b), {kind.value for kind in SETTING_KINDS}
+    for name, own, other in (("a", manifest_a, manifest_b), ("b", manifest_b, manifest_a)):
+        observed = observed_kinds(own)
+        if is_list(own):
+            yield f"Run {name} lists values that were written elsewhere: what it does not list is not compared."
+        elif not lists and observed and (left_out := sorted(observed_kinds(other) - observed - settings)):
+            yield f"Run {name} did not record {', '.join(left_out)}: not compared."
+        if (seed := perturbed_by(own)) is not None:
+            yield f"Run {name} is not an ordinary run: its parameters were moved by one rounding (--perturb {seed})."
+        blind, others = (list(map(str, manifest.get("not_observed") or ())) for manifest in (own, other))
+        for text in blind:
+            who = "Neither run could" if text in others else f"Run {name} could not"
+            yield f"{who} see everything: {text}"
+    names = [name for name in narrowed(manifest_a, manifest_b) if name not in _TOLD_OTHERWISE]
+    if names and not lists:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in names)
         text = "what only one recorded is not compared, and where one keeps fewer statistics, distances are missing."
-        notes.append(f"The captures had other options ({', '.join(others)}): {text}")
-    return notes
-
-
-def blindness_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
-    """Notes on what either manifest says could not be observed, one for each text, a's first."""
-    whose: dict[str, list[str]] = {}
-    for name, manifest in (("a", manifest_a), ("b", manifest_b)):
-        for text in dict.fromkeys(map(str, manifest.get("not_observed") or ())):
-            whose.setdefault(text, []).append(name)
-    return [
-        f"{'Neither run could' if len(names) > 1 else f'Run {names[0]} could not'} see everything: {text}"
-        for text, names in whose.items()
-    ]
-
-
-def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
-    """Notes on perturbed runs: one for each of a and b that is one."""
-    return [
-        f"Run {name} is not an ordinary run: its initial parameters were moved by one rounding (--perturb {seed})."
-        for name, manifest in (("a", manifest_a), ("b", manifest_b))
-        if (seed := perturbed_by(manifest)) is not None
-    ]
+        yield f"The captures had other options ({options}): {text}"

@@ -14,73 +14,62 @@ not zero.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from introspect_cli.compare.ledger import At, Tensor, first_sites, tensor_of
+from introspect_cli.compare.table import columns
 from introspect_cli.records import EVALUATED, Kind, Phase
-from introspect_cli.store.reader import Reader
 from introspect_cli.store.tasks import as_one
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from introspect_cli.store.reader import RankReader, Reader
-    from introspect_cli.store.run import Run
-
-    Pairs = Sequence[tuple[RankReader, RankReader]]
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from introspect_cli.compare.match import Correspondence
     from introspect_cli.compare.result import DiffOptions
-    from introspect_cli.store.run import Stages
+    from introspect_cli.store.reader import RankReader, Reader
+    from introspect_cli.store.run import Run
 
     Key = tuple[bool, str]
 
-_TRAINED_KINDS = frozenset({Kind.PARAM.value, Kind.GRAD.value})
-_STATE_KINDS = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
+_CALLED_KINDS = frozenset(kind.value for kind in (Kind.INPUT, Kind.OUTPUT, Kind.BATCH, Kind.LOSS, Kind.VALUE))
 
 
-def are_alike(a: Run, b: Run, pairs: Pairs) -> bool:
+def are_alike(a: Run, b: Run, pairs: Sequence[tuple[RankReader, RankReader]]) -> bool:
     """Whether each rank has a partner in the other run with the same parts of every tensor that both runs have.
 
-    True for two runs of one rank. Of two runs whose ranks are put together already: whether their manifests name the
-    same layout; False if one alone is. `pairs` are the readers of the ranks that both have.
+    True for two runs of one rank, or without a common rank. Of two runs whose ranks are put together already: whether
+    their manifests name the same layout; False if one alone is. `pairs` are the readers of the ranks that both have.
     """
     if a.world_size != b.world_size or bool(a.combined_ranks) != bool(b.combined_ranks):
         return False
     if a.combined_ranks:
         return bool(a.manifest["whole"].get("layout") == b.manifest["whole"].get("layout"))
-    if len(a.ranks) == len(b.ranks) == 1:
+    if not pairs or len(a.ranks) == len(b.ranks) == 1:
         return True
-    if any(_parts(one) != _parts(two) for one, two in pairs) or not _cut_alike(*pairs[0]):
+    if any(_parts(one) != _parts(two) for one, two in pairs) or (_parts(pairs[0][0]) and not _cut_alike(*pairs[0])):
         return False
-    held = {(id(one.sites), id(two.sites)): (_states(one), _states(two)) for one, two in pairs}  # many have one table
-    of_a, of_b = (frozenset[tuple[str, str]]().union(*each) for each in zip(*held.values(), strict=True))
-    return all(one & of_b == two & of_a for one, two in held.values())
+    tables = {(id(one.sites), id(two.sites)): (one.sites, two.sites) for one, two in pairs}  # many have one table
+    held = [(first_sites(columns(one)).keys(), first_sites(columns(two)).keys()) for one, two in tables.values()]
+    of_a, of_b = (set[Tensor]().union(*each) for each in zip(*held, strict=True))
+    return all(one & of_b == two & of_a for one, two in held)
 
 
 def _cut_alike(one: RankReader, two: RankReader) -> bool:
-    """Whether each parameter and gradient is a part in both runs or in neither, in the first step that both have.
-
-    It is read if either run has parts.
-    """
-    steps = {*one.entries["step"].tolist()} & {*two.entries["step"].tolist()}
-    cut: list[dict[tuple[str, str], bool]] = [{}, {}]
-    for reader, is_part in zip((one, two), cut, strict=True) if steps and (_parts(one) or _parts(two)) else ():
-        batch, sites = reader.read(min(steps)), reader.sites
-        for site, layout in zip(batch.site.tolist(), batch.layout.tolist(), strict=True):
-            if sites.kind[site] in _TRAINED_KINDS:
-                is_part[sites.kind[site], sites.fqn[site]] = reader.layouts[layout].part is not None
-    return all(cut[0][name] == cut[1][name] for name in cut[0].keys() & cut[1].keys())
+    """Whether each parameter and gradient is a part in both runs or in neither, in the first step that both have."""
+    step = _first_common_step(one, two)
+    cut, cut_b = (
+        {tensor_of(at.sites, site): at.layout(row).part is not None for row, site in at.rows([Kind.PARAM, Kind.GRAD])}
+        for at in (At(reader, columns(reader.sites), step) for reader in (one, two))
+    )
+    return all(cut_b.get(tensor, is_part) == is_part for tensor, is_part in cut.items())
 
 
-def _states(reader: Reader) -> frozenset[tuple[str, str]]:
-    """(FQN, kind) of a reader's parameters and optimizer states."""
-    states = zip(reader.sites.fqn, reader.sites.kind, strict=True)
-    return frozenset((fqn, kind) for fqn, kind in states if kind in _STATE_KINDS)
+def _first_common_step(one: Reader, two: Reader) -> int:
+    """Number of the first step that both recorded; -1 for none."""
+    return min({*one.entries["step"].tolist()} & {*two.entries["step"].tolist()}, default=-1)
 
 
 def _parts(reader: Reader) -> frozenset[object]:
@@ -95,136 +84,107 @@ class Microbatch(NamedTuple):
     """One call of the model on one rank.
 
     Attributes:
-        samples: leading size of what it is given; 0 where that is not on record.
+        samples: leading size of what it is given.
         elements: how many elements that has.
         tokens: rows of the gradient of what the loss is computed of that are not zero; 0 where that is not on record.
     """
 
-    samples: int = 0
-    elements: int = 0
-    tokens: int = 0
+    samples: int
+    elements: int
+    tokens: int
 
 
-class Microbatches(NamedTuple):
-    """How one rank divides the batch of a step into microbatches.
-
-    Attributes:
-        number: forward passes of a step, at most.
-        sizes: samples of those of the first step of both; empty where any is not on record.
-        elements: elements of their inputs together.
-    """
-
-    number: int
-    sizes: tuple[int, ...] = ()
-    elements: int = 0
-
-    @property
-    def usual(self) -> int:
-        """How many microbatches the first common step has; where that is not on record, the most of any step."""
-        return len(self.sizes) or self.number
-
-    @property
-    def words(self) -> str:
-        """In words: `4 microbatches of 2 samples`, `2 microbatches of 3, 1 samples`."""
-        sizes = [*dict.fromkeys(self.sizes)]
-        of = f" of {', '.join(map(str, sizes))} sample{'s' * (sizes != [1])}" if sizes else ""
-        return f"{count(self.usual, 'microbatch', 'microbatches')}{of}"
-
-
-def microbatches(reader: RankReader, root: str, step: int) -> list[Microbatch]:
+def microbatches(reader: Reader, root: str, step: int) -> list[Microbatch]:
     """One microbatch per forward call of `root`, in order, by the shape of its first input (else output).
 
-    Tokens are the rows that are not all zero in the gradient at a module's output, of the first module with one; 0 in
-    all unless every call has some.
+    Tokens are the rows that are not all zero in the gradient at a module's output, of the first module with one, where
+    zeros fill whole rows; 0 in all unless every call has some. [] where the samples of any call are not on record.
     """
-    sites, batch = reader.sites, reader.read(step)
+    at = At(reader, columns(reader.sites), step)
     given: dict[int, tuple[int, ...]] = {}
     tokens: dict[int, int] = {}
     last = ""
-    for row in np.argsort(batch.sequence, kind="stable").tolist():
-        number = int(batch.site[row])
-        call, kind, fqn = int(sites.call[number]), sites.kind[number], sites.fqn[number]
-        shape = reader.layouts[int(batch.layout[row])].shape
-        if fqn == root and sites.phase[number] == Phase.FORWARD.value and kind in {"input", "output"}:
-            given[call] = given.get(call) or shape
-        elif kind == Kind.GRAD_OUTPUT.value and len(shape) > 1 and "zeros" in batch.counts:
-            last = last or fqn
-            if fqn == last and call not in tokens:
-                tokens[call] = _nonzero_rows(shape, int(batch.counts["zeros"][row]))
-    exact = all(tokens.get(call, 0) > 0 for call in given) and len(tokens) == len(given)
-    return [
-        Microbatch(shape[0] if shape else 0, math.prod(shape) if shape else 0, tokens[call] if exact else 0)
-        for call, shape in sorted(given.items())
-    ]
-
-
-def _nonzero_rows(shape: tuple[int, ...], zeros: int) -> int:
-    """Rows of a gradient of this shape that are not all zero, if all its zeros fill whole rows; else 0.
-
-    Args:
-        shape: of the gradient; the last dimension is a row.
-        zeros: number of its zeros; negative if unknown.
-    """
-    rows, rest = math.prod(shape[:-1]), zeros % shape[-1]
-    return 0 if zeros < 0 or rest else rows - zeros // shape[-1]
+    for row, number in at.rows([Kind.INPUT, Kind.OUTPUT, Kind.GRAD_OUTPUT]):
+        site, shape = at.sites.site(number), at.layout(row).shape
+        if site.kind is Kind.GRAD_OUTPUT and len(shape) > 1 and "zeros" in at.batch.counts:
+            last = last or site.fqn
+            if site.fqn == last:
+                zeros, rest = divmod(int(at.batch.counts["zeros"][row]), shape[-1])  # rows; -1 where they are unknown
+                tokens.setdefault(site.call, 0 if rest or zeros < 0 else math.prod(shape[:-1]) - zeros)
+        elif site.fqn == root and site.phase is Phase.FORWARD:
+            given[site.call] = given.get(site.call) or shape
+    exact, calls = tokens.keys() == given.keys() and all(tokens.values()), sorted(given.items())
+    known = all(shape and shape[0] for _, shape in calls)
+    return [Microbatch(shape[0], math.prod(shape), tokens[call] if exact else 0) for call, shape in calls if known]
 
 
 # --- wholes
 
 
 _COARSE = frozenset({"bfloat16", "float16"})
-_MODULE_KINDS = frozenset(kind.value for kind in (Kind.INPUT, Kind.OUTPUT))
-_CALLED_KINDS = _MODULE_KINDS | {kind.value for kind in (Kind.BATCH, Kind.LOSS, Kind.VALUE)}
 
 
-@dataclass(frozen=True)
-class Splits:
-    """How both runs are split over ranks and microbatches.
+class Cut(NamedTuple):
+    """How one run takes the batch of a step.
 
     Attributes:
-        a: how run a takes the batch of a step.
-        b: how run b does.
-        folds: of run a, and of run b, how many calls of a name one microbatch makes; of what is to be put together.
-        alike: whether each rank of one run has its partner in the other, with the same share of every tensor.
-        differ: whether they cut the same batch into other microbatches, as far as that is on record.
-        roots: the outermost module that both call, as a and as b calls it; "" where none is on record.
-        match: which name of a is which of b, where that was looked for.
+        number: microbatches of the first step of both; where these are not on record, the most of any step.
+        root: the outermost module that both runs call, as this run calls it.
+        folds: how many calls of a name one microbatch makes; of what is to be put together.
+        first: microbatches of its first rank in the first step of both; empty where these are not on record.
     """
 
-    a: Microbatches
-    b: Microbatches
-    folds: tuple[Mapping[Key, int], Mapping[Key, int]]
-    alike: bool
-    differ: bool = False
-    roots: tuple[str, str] = ("", "")
-    match: Correspondence | None = None
-
-    @property
-    def words(self) -> list[str]:
-        """How a, and how b, takes a batch, in words; without sizes where a sample of one has more elements."""
-        sized = sum(self.a.sizes) * self.b.elements == sum(self.b.sizes) * self.a.elements
-        return [(cut if sized else Microbatches(cut.number)).words for cut in (self.a, self.b)]
+    number: int
+    root: str
+    folds: Mapping[Key, int]
+    first: Sequence[Microbatch]
 
 
-class Wholes(NamedTuple):
-    """Both runs as wholes, with options and notes.
+class Splits(NamedTuple):
+    """Both runs as wholes, and how they are split over ranks and microbatches.
 
     Attributes:
-        splits: how the runs are split up.
-        options: what counts, with the tolerance that they need.
+        readers: of all of a, and of all of b.
+        cuts: how run a takes the batch of a step, and how b does.
+        differ: whether they cut the same batch into other microbatches, as far as that is on record.
+        match: which name of a is which of b, where that was looked for.
+        options: what counts, with the tolerance that the runs need.
+        note: how they are compared, in words.
     """
 
     readers: tuple[Reader, Reader]
-    splits: Splits
+    cuts: tuple[Cut, Cut]
+    differ: bool
+    match: Correspondence | None
     options: DiffOptions
-    notes: list[str]
+    note: str = ""
+
+    @property
+    def words(self) -> list[str]:
+        """How a, and how b, takes a batch: `4 microbatches of 2 samples`, `2 microbatches of 3, 1 samples`.
+
+        Without sizes where a sample of one has more elements.
+        """
+        (samples, elements), (samples_b, elements_b) = map(_size, self.cuts)
+        words, sized = list[str](), samples * elements_b == samples_b * elements
+        for cut in self.cuts:
+            sizes = [*dict.fromkeys(micro.samples for micro in cut.first)] * sized
+            of = f" of {', '.join(map(str, sizes))} sample{'s' * (sizes != [1])}" if sizes else ""
+            words.append(f"{count(cut.number, 'microbatch', 'microbatches')}{of}")
+        return words
 
 
-def wholes_of(a: Run, b: Run, options: DiffOptions, match: Correspondence | None = None) -> Wholes | None:
+def _size(cut: Cut) -> tuple[int, int]:
+    """(samples, elements) of the first common step; (0, 0) where these are not on record."""
+    return sum(micro.samples for micro in cut.first), sum(micro.elements for micro in cut.first)
+
+
+def wholes_of(a: Run, b: Run, options: DiffOptions, match: Correspondence | None = None) -> Splits | None:
     """Both runs with ranks and calls put together; None where they can be compared rank by rank and call by call.
 
     That is, each rank has its partner, and batches are cut alike or `strict` is given. The tolerance in `options` is
-    set for runs of different layouts, if none is given.
+    set for runs of different layouts, if none is given. Reads the first common step unless the runs have the same
+    sites.
 
     Args:
         a: run a.
@@ -232,18 +192,24 @@ def wholes_of(a: Run, b: Run, options: DiffOptions, match: Correspondence | None
         options: what counts.
         match: which name of a is which of b, if that was looked for.
     """
-    splits = _splits_of(a, b, match)
-    if splits.alike and (options.strict or not splits.differ):
+    alike = are_alike(a, b, [(a.rank(rank), b.rank(rank)) for rank in a.ranks if rank in b.ranks])
+    first_a, first_b = (run.rank(run.recorded[0]) for run in (a, b))
+    if alike and (options.strict or np.array_equal(first_a.sites.key, first_b.sites.key)):
+        return None  # the same calls of all that they call
+    step = _first_common_step(first_a, first_b)
+    cuts = _cuts_of(a, b, (match.rename if match is not None else None) or str, step)
+    unlike = cuts[0].number != cuts[1].number
+    differ = step >= 0 and unlike and (not alike or _cut_differently((first_a, first_b), cuts, step))
+    if alike and not differ:
         return None
-    one, two = (as_one(run, fold) for run, fold in zip((a, b), splits.folds, strict=True))
+    one, two = (as_one(run, cut.folds) for run, cut in zip((a, b), cuts, strict=True))
     coarse = all(any(_COARSE & {*layout.dtype.split(" and ")} for layout in reader.layouts) for reader in (one, two))
     seen = any(Kind.OUTPUT.value in reader.sites.kind for reader in (one, two))
-    are_coarse = not seen and all(map(autocasts, (a, b)))
-    in_tf32 = all(map(_in_tf32, (a, b), (one, two)))
-    options = options.between_layouts(coarse=coarse, throughout=are_coarse or in_tf32)
-    why = ", since both compute float32 in TF32 on a GPU" * in_tf32
-    why = ", since autocast computes in bfloat16 or float16 in both and no output is on record" if are_coarse else why
-    return Wholes((one, two), splits, options, [f"{_layouts_note(a, b, options, splits)}{why}."])
+    throughout = (not seen and all(map(autocasts, (a, b)))) or all(map(_in_tf32, (a, b), (one, two)))
+    options = options.between_layouts(coarse=coarse, throughout=throughout)
+    why = ", since both may compute all of it in bfloat16, float16 or TF32" * throughout
+    splits = Splits((one, two), cuts, differ, match, options)
+    return splits._replace(note=f"{_layouts_note(a, b, splits)}{why}.")
 
 
 def autocasts(run: Run) -> bool:
@@ -260,38 +226,24 @@ def _in_tf32(run: Run, reader: Reader) -> bool:
     return bool(asked) and any(layout.device.startswith("cuda") for layout in reader.layouts)
 
 
-def _splits_of(a: Run, b: Run, match: Correspondence | None) -> Splits:
-    """How two runs are split over ranks and microbatches, by their layouts and numbers of calls.
-
-    One microbatch each where ranks have partners and the first pair has the same sites; else reads the first common
-    step.
+def _cuts_of(a: Run, b: Run, rename: Callable[[str], str], step: int) -> tuple[Cut, Cut]:
+    """How each run takes the batch of a step, by numbers of calls; reads the step.
 
     Args:
         a: run a.
         b: run b.
-        match: which name of a is which of b, if that was looked for.
+        rename: changes names of a to those of b.
+        step: the first common step; -1 for none.
     """
-    pairs = [(a.rank(rank), b.rank(rank)) for rank in a.ranks if rank in b.ranks]
-    every = [[run.rank(rank) for rank in run.ranks] for run in (a, b)]
-    first_a, first_b = (run.rank(run.recorded[0]) for run in (a, b))
-    alike = are_alike(a, b, pairs)
-    if alike and pairs and np.array_equal(pairs[0][0].sites.key, pairs[0][1].sites.key):
-        return Splits(Microbatches(1), Microbatches(1), ({}, {}), alike=True)  # the same calls of all that they call
-    rename = (match.rename if match is not None else None) or str
-    one, two = _called(every[0], a.stages, rename), _called(every[1], b.stages, str)
-    root = _common_root(one, two)
-    at = (False, root or "loss")
-    numbers = [calls[at].times if at in calls else 1 for calls in (one, two)]
-    of_a = {(key[0], one[key].own): fold for key, fold in _folds(one, two, *numbers).items()}
-    folds = of_a, _folds(two, one, *numbers[::-1])
-    step = min({*first_a.entries["step"].tolist()} & {*first_b.entries["step"].tolist()}, default=None)
-    cuts, roots = list[Microbatches](), (one[at].own if root else root, root)
-    for reader, of, number in zip((first_a, first_b), roots, numbers, strict=True):
-        first = [] if step is None else microbatches(reader, of, step)
-        sizes = tuple(micro.samples for micro in first)
-        cuts.append(Microbatches(number, sizes if all(sizes) else (), sum(micro.elements for micro in first)))
-    splits = Splits(cuts[0], cuts[1], folds, alike, roots=roots, match=match)
-    return replace(splits, differ=step is not None and _cut_differently((first_a, first_b), splits, step))
+    one, two = _called(a, rename), _called(b, str)
+    key = (False, _common_root(one, two) or "loss")
+    of_a, of_b = (calls.get(key, _Called(1, frozenset(), "")) for calls in (one, two))
+    cuts = []
+    for run, calls, others, mine, theirs in ((a, one, two, of_a, of_b), (b, two, one, of_b, of_a)):
+        first = microbatches(run.rank(run.recorded[0]), mine.own, step)
+        folds = _folds(calls, others, mine.times, theirs.times)
+        cuts.append(Cut(len(first) or mine.times, mine.own, folds, first))
+    return cuts[0], cuts[1]
 
 
 # --- which calls are put together
@@ -311,19 +263,16 @@ class _Called(NamedTuple):
     own: str
 
 
-def _called(
-    readers: Iterable[RankReader], stages: Mapping[int, Stages], rename: Callable[[str], str]
-) -> dict[Key, _Called]:
+def _called(run: Run, rename: Callable[[str], str]) -> dict[Key, _Called]:
     """What a run calls, by the sites of all its ranks; no step is read.
 
     Args:
-        readers: of the run's ranks.
-        stages: the pipeline stages of ranks that are some.
-        rename: changes the run's own names to b's.
+        run: the run.
+        rename: changes its own names to b's.
     """
     calls: dict[Key, _Called] = {}
-    for reader in readers:
-        sites, of_rank = reader.sites, stages.get(reader.rank)
+    for reader in map(run.rank, run.ranks):
+        sites, of_rank = reader.sites, run.stages.get(reader.rank)
         for kind, phase, name, call in zip(sites.kind, sites.phase, sites.fqn, sites.call, strict=True):
             if kind in _CALLED_KINDS:
                 own = name if of_rank is None else of_rank.name(name)
@@ -335,7 +284,7 @@ def _called(
 
 
 def _folds(calls: Mapping[Key, _Called], others: Mapping[Key, _Called], number: int, number_b: int) -> dict[Key, int]:
-    """How many calls in a row one microbatch makes, by (evaluation, FQN), of what is to be put together.
+    """How many calls in a row one microbatch makes, by (evaluation, own FQN), of what is to be put together.
 
     Left out is what both runs call equally often; batches and one-sided names if both runs have as many microbatches,
     or of evaluation; and one-sided names that are called once.
@@ -347,14 +296,14 @@ def _folds(calls: Mapping[Key, _Called], others: Mapping[Key, _Called], number: 
         number_b: microbatches of the other run.
     """
     folds: dict[Key, int] = {}
-    for key, (times, kinds, _) in calls.items():
-        evaluated, loads, partner = key[0], Kind.BATCH.value in kinds, others.get(key)
+    for (evaluated, name), (times, kinds, own) in calls.items():
+        loads, partner = Kind.BATCH.value in kinds, others.get((evaluated, name))
         each, rest = divmod(times, number)
         if loads or partner is None:
             if number != number_b and not evaluated and (times > 1 or loads):
-                folds[key] = 1 if rest or loads else each  # which may be asked for batches ahead
+                folds[evaluated, own] = 1 if rest or loads else each  # which may be asked for batches ahead
         elif partner.times != times:
-            folds[key] = each if not rest and each * number_b == partner.times and not evaluated else 1
+            folds[evaluated, own] = each if not rest and each * number_b == partner.times and not evaluated else 1
     return folds
 
 
@@ -364,30 +313,23 @@ def _common_root(a: Mapping[Key, _Called], b: Mapping[Key, _Called]) -> str:
     Of several, the one with the fewest calls in both (by product), then a's first.
     """
     both = [key for key in a if not key[0] and key in b]
-    trained = [key for key in both if all(_MODULE_KINDS & calls[key].kinds for calls in (a, b))]
+    trained = [key for key in both if all({"input", "output"} & calls[key].kinds for calls in (a, b))]
     rank = {key: (key[1].count("."), a[key].times == b[key].times, a[key].times * b[key].times) for key in trained}
     return min(trained, key=rank.__getitem__, default=(False, ""))[1]
 
 
-def _cut_differently(readers: Iterable[RankReader], splits: Splits, step: int) -> bool:
-    """Whether the runs cut the same batch into different microbatches.
+def _cut_differently(readers: Iterable[RankReader], cuts: tuple[Cut, Cut], step: int) -> bool:
+    """Whether runs with other numbers of microbatches, whose ranks have partners, cut the same batch differently.
 
-    False if they make as many forward passes; else True if ranks have no partners. Else numbers of microbatches have to
-    differ, and samples or elements to add up equally; where these are not on record, numbers of losses have to differ.
+    Samples or elements have to add up equally; where these are not on record, numbers of losses have to differ.
 
     Args:
         readers: of the first rank of a and of b.
-        splits: what is known so far.
+        cuts: how a and b take a batch.
         step: the first common step.
     """
-    one, two = splits.a, splits.b
-    if one.number == two.number:
-        return False
-    if not splits.alike:
-        return True
-    if one.sizes and two.sizes:
-        cut = len(one.sizes) != len(two.sizes)  # from the first step on
-        return cut and (sum(one.sizes) == sum(two.sizes) or one.elements == two.elements)
+    if all(cut.first for cut in cuts):
+        return any(one == two for one, two in zip(*map(_size, cuts), strict=True))
     losses = [sum(of.sites.kind[site] == Kind.LOSS.value for site in of.read(step).site.tolist()) for of in readers]
     return bool(min(losses) and losses[0] != losses[1])  # who cuts a batch differently does so from the first step on
 
@@ -395,26 +337,22 @@ def _cut_differently(readers: Iterable[RankReader], splits: Splits, step: int) -
 # --- what is told of it
 
 
-def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
+def _layouts_note(a: Run, b: Run, splits: Splits) -> str:
     """Note on how runs of different layouts are compared, without its stop.
 
     Args:
         a: run a.
         b: run b.
-        options: with the tolerance that is used.
         splits: how both are split.
     """
-    sizes = [count(run.world_size, "rank") if run.world_size > 1 else "one process" for run in (a, b)]
-    sizes = [f"{size}{' put together' * bool(run.combined_ranks)}" for size, run in zip(sizes, (a, b), strict=True)]
-    differ, operators = "The layouts differ", " and results of operators" * any(splits.folds)
-    if splits.differ:
-        assumed = "The" if splits.a.sizes and splits.b.sizes else "By the number of losses, the"
-        differ = f"{assumed} batch of a step is cut differently"
-        several = "" if a.world_size == b.world_size == 1 else "{}, "
-        sizes = [f"{several.format(size)}{cut}" for size, cut in zip(sizes, splits.words, strict=True)]
+    options, operators = splits.options, " and results of operators" * any(cut.folds for cut in splits.cuts)
+    differ = "The batch of a step is cut differently" if splits.differ else "The layouts differ"
+    joined = [" put together" * bool(run.combined_ranks) for run in (a, b)]
+    ranks = [f"{count(run.world_size, 'rank')}{how}" for run, how in zip((a, b), joined, strict=True)]
+    sizes = [f"{of_run}, {cut}" for of_run, cut in zip(ranks, splits.words, strict=True)]
     coarse = f"; those in {' or '.join(sorted(_COARSE))}, and what comes of them, by {options.rtol:g}"
     return (
-        f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so whole tensors are compared: parts are added up, copies count "
+        f"{differ} (a: {sizes[0]}; b: {sizes[1]}), so whole tensors are compared: parts are added up, copies count "
         f"once, of other values extrema and means are compared where not all samples are equal, and random "
         f"states{operators} are not. Sums in another order may differ by {options.rtol_fine or options.rtol:g} of the "
         f"values{coarse if options.rtol_fine else ''}"

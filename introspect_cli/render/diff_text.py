@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.causes import likely_words
 from introspect_cli.compare.changes.statements import Nearness
-from introspect_cli.compare.measure import is_shapeless, shapes_differ
+from introspect_cli.compare.measure import shapes_differ
 from introspect_cli.compare.result import (
     Certainty,
     DiffResult,
@@ -22,7 +22,7 @@ from introspect_cli.compare.result import (
 )
 from introspect_cli.compare.say import head_of, parts_words
 from introspect_cli.compare.settings.differences import describe
-from introspect_cli.records import Kind, Status, Summary
+from introspect_cli.records import Joined, Kind, Status, Summary
 from introspect_cli.render.blocks import (
     Block,
     Column,
@@ -288,8 +288,9 @@ def _one_record(summary: Summary | None) -> str:
 
 
 def _shape(summary: Summary) -> str:
-    """The shape in words; only the number of elements where a record has no shape of its own."""
-    return f"{summary.layout.numel} elements" if is_shapeless(summary) else shape(summary.layout.shape)
+    """The shape in words; only the number of elements where it was gathered from ranks at unknown places."""
+    is_shapeless = summary.joined is Joined.GATHERED and summary.status is Status.OBSERVED
+    return f"{summary.layout.numel} elements" if is_shapeless else shape(summary.layout.shape)
 
 
 def _statistic(a: Summary, b: Summary) -> tuple[str, str]:

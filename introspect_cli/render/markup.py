@@ -15,7 +15,7 @@ from introspect_cli.compare.result import Certainty, DiffResult, Divergence, Rol
 from introspect_cli.compare.say import what
 from introspect_cli.derived import ROUNDING
 from introspect_cli.labels import step_words
-from introspect_cli.records import Kind
+from introspect_cli.records import Kind, Phase
 from introspect_cli.render.blocks import (
     Block,
     Column,
@@ -118,7 +118,8 @@ def card(title: str, big: str, rows: Iterable[tuple[str, str]], more: str = "") 
 
 _WORD = {Verdict.SAME: "same", Verdict.DIVERGED: "diverged", Verdict.UNDECIDED: "could not tell"}
 _MOST_CELLS = 400
-_ROWS = {"forward": "forward pass", "backward": "backward pass", "update": "after the update"}
+_ROWS = {Phase.BACKWARD: "backward pass", Phase.OPTIMIZER: "after the update"}
+_FORWARD = "forward pass"
 _STATE_ORDER = ("equal", "not seen", "within", "differs", "only b", "only a")
 
 
@@ -261,8 +262,10 @@ def strip(result: DiffResult) -> str:
     """Markup of the first diverging step in order of execution; "" without a first divergence or cells."""
     if result.first is None or not result.strip:
         return ""
-    each = [(title, [cell for cell in result.strip if cell.row == row]) for row, title in _ROWS.items()]
-    rows = "".join(_strip_row(title, cells, result.first) for title, cells in each if cells)
+    each: dict[str, list[StripCell]] = {title: [] for title in (_FORWARD, *_ROWS.values())}
+    for cell in result.strip:
+        each[_ROWS.get(cell.site.phase, _FORWARD)].append(cell)
+    rows = "".join(_strip_row(title, cells, result.first) for title, cells in each.items() if cells)
     caption = f"Step {result.first.step} of a as it ran, left to right: equal is pale, the first divergence is marked."
     return f'<figure class="strip"><figcaption>{caption}</figcaption>{rows}</figure>'
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.elements import SIGN, Picture, ulp_words
+from introspect_cli.compare.elements import SIGN, Picture
 from introspect_cli.compare.say import what
 from introspect_cli.render.blocks import (
     Block,
@@ -78,7 +78,7 @@ def closeup_blocks(closeup: Closeup) -> list[Block]:
     blocks.append(line(f"{elements_words(difference.elements)}.", "", 2))
     for label, clauses in (("which", difference.where), ("how", difference.relation)):
         blocks += [Line(((f"{label}: ", "dim"), (f"{'; '.join(clauses)}.", "")), 2)] if clauses else []
-    if not difference.elements.differing:
+    if difference.picture is None:
         return blocks
     return [*blocks, Figure(partial(_picture_svg, difference.picture)), *_tables(difference)]
 
@@ -95,9 +95,7 @@ def _tables(difference: TensorDifference) -> list[Block]:
     blocks += rest_of(difference.elements.differing, len(rows), what="more differ, by no more")
     if difference.ulps:
         most = max(times for _, times in difference.ulps)
-        bars = [
-            (ulp_words(low), f"{times:,}", "█" * max(1, round(times / most * _BAR))) for low, times in difference.ulps
-        ]
+        bars = [(far, f"{times:,}", "█" * max(1, round(times / most * _BAR))) for far, times in difference.ulps]
         heads = (Column(f"ULPs of {difference.unit}", right=True), Column("elements", right=True), Column(""))
         blocks += [line(), Table(heads, tuple(bars))]
     return blocks

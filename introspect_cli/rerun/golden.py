@@ -175,7 +175,8 @@ def _undecided_if_rounding(result: DiffResult) -> DiffResult:
         f"Could not tell: the first difference, at step {first.step}, is as small as rounding, and the golden run is "
         f"of another machine ({'; '.join(machine[:3])}). Give it a tolerance, or save one here."
     )
-    return replace(result.unexplained(), verdict=Verdict.UNDECIDED, sentence=sentence)
+    unexplained = replace(result, head="", also=(), rests_on=(), explains=(), causes=(), defined_in="")
+    return replace(unexplained, verdict=Verdict.UNDECIDED, sentence=sentence)
 
 
 def _capture_small(golden: Golden, run: Path) -> Path:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from introspect_cli.compare.closeup import Closeup, closeup, is_comparable, worth_a_look
+from introspect_cli.compare.closeup import Closeup, closeup, why_not_comparable, worth_a_look
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, DiffResult, Divergence, Verdict
 from introspect_cli.compare.say import some, what
@@ -147,7 +147,7 @@ class _Rerun(NamedTuple):
         globs = globs_around(self.runs[0], first) if len(steps[0]) <= _MAX_WHOLE_STEPS else ()
         zoomed = self._capture_both(steps, globs, first)
         without_tensors = (closeup.divergence for closeup in zoomed.closeups if closeup.difference is None)
-        nearer = next(filter(is_comparable, without_tensors), None)
+        nearer = next((each for each in without_tensors if not why_not_comparable(each)), None)
         if nearer is None:
             return zoomed
         self.tell(f"first at step {nearer.step}, {what(nearer.site)}: once more, for whole tensors there")

@@ -100,11 +100,11 @@ def test_elements_and_ulps_are_there_without_running_again(tmp_path, whole, intr
     held = captured(tmp_path / "held", odd=3, by=1e-6, options={"keep_around": 1, "against": str(whole)})
     done = introspect("diff", whole, held, "--values")
     assert done.returncode == 1, done.stderr
-    assert "one element alone" in done.stdout
+    assert "every element there" in done.stdout
     assert introspect("report", whole, held, "-o", tmp_path / "report.html").returncode in (0, 1)
     page = (tmp_path / "report.html").read_text()
     assert 'class="closeup"' in page
-    assert "one element alone" in page
+    assert "every element there" in page
     assert "ULPs" in page
 
 

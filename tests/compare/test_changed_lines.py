@@ -40,7 +40,7 @@ def test_a_changed_line_is_told_beside_one_that_only_rounds_otherwise(said):
     document, text = said(rounds, TRAIN.replace(".mean()", ".mean() * 1.1"))
     assert document["first"]["size"] == "rounding"
     assert [place for place, _, likely in changes(document) if likely] == ["model.py:12"]
-    assert "First that is more than rounding: the loss differs" in text
+    assert "First that is more than rounding: the loss, " in text
     assert "; likely: train.py:9." in text
     assert "more than rounding: the loss" not in said(rounds)[1]
 
@@ -168,7 +168,7 @@ def test_what_a_stopped_run_did_not_come_to_is_no_divergence(said, introspect, s
     )
     stopped = plain.replace("step == 7", "step == 2")
     document, text = said(model, stopped, base=model, base_train=plain)
-    assert text.startswith(f"Could not tell: all that both runs recorded agrees until run b {words} within step 2.")
+    assert text.startswith(f"Could not tell: all that both runs recorded agrees, but run b {words} within step 2.")
     assert (document["verdict"], document["divergences"]) == ("undecided", [])
     assert "3 (0 to 2; the last did not end)" in introspect("show", "b").stdout
     document, _ = said(model, stopped.replace("lr=0.1", "lr=0.2"), base=model, base_train=plain)

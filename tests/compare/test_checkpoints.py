@@ -167,7 +167,7 @@ def test_a_run_says_at_which_step_it_had_what_a_checkpoint_holds(place, step):
         verdict, sentence, _ = said(a, b)
         assert verdict == "same"
         assert sentence == (
-            f"Checkpoint {letters[0]} has the parameters and buffers that run {letters[1]} has after step {step}: "
+            f"Checkpoint {letters[0]} has what run {letters[1]} has after step {step}: "
             "all 9 tensors of the model and 18 values of the optimizer state are equal."
         )
 
@@ -175,7 +175,7 @@ def test_a_run_says_at_which_step_it_had_what_a_checkpoint_holds(place, step):
 def test_what_a_run_did_not_record_is_not_called_equal(place):
     verdict, sentence, beside = said(place / "lean", place / "3.pt")
     assert verdict == "same"
-    assert sentence.endswith("has the parameters that run a has after step 3: all 6 tensors of the model are equal.")
+    assert sentence.endswith("has what run a has after step 3: all 6 tensors of the model are equal.")
     assert "only b holds buffers, optimizer state and random states: not compared" in beside
 
 

@@ -44,7 +44,7 @@ def test_a_run_of_a_trainer_says_after_which_step_it_saved_each_of_them(trainer)
     for saved, step in ((2, 1), (4, 3)):
         verdict, sentence, _ = said(trainer / "run", trainer / f"checkpoint-{saved}")
         assert verdict == "same"
-        assert f"has the parameters that run a has after step {step} (" in sentence
+        assert f"has what run a has after step {step} (" in sentence
         assert sentence.endswith("all 16 tensors of the model and 48 values of the optimizer state are equal.")
 
 
@@ -89,7 +89,7 @@ def test_lightning_checkpoints_name_their_optimizer_states_and_are_found_in_thei
     assert "of optimizer." not in beside
     verdict, sentence, _ = said(tmp_path / "run", last)
     assert verdict == "same"
-    assert "that run a has after step 3" in sentence
+    assert "what run a has after step 3" in sentence
     assert sentence.endswith("all 4 tensors of the model and 12 values of the optimizer state are equal.")
 
 
@@ -136,7 +136,7 @@ def test_a_run_of_two_ranks_says_at_which_step_it_was_a_checkpoint_whole_or_in_p
     for saved in (f"{layout}.pt", f"{layout}-parts"):
         verdict, sentence, _ = said(tmp_path / "run", folder / saved)
         assert verdict == "same", sentence
-        assert "has the parameters that run a has after step 2: all 6 tensors of the model and 18 values of" in sentence
+        assert "has what run a has after step 2: all 6 tensors of the model and 18 values of" in sentence
     state = torch.load(folder / f"{layout}.pt")
     name = next(name for name in state["model"] if name.endswith("2.weight"))
     state["model"][name][-1, -1] += 1  # what the last rank holds of it, where parts are held

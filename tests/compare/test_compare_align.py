@@ -135,6 +135,10 @@ class TestOffset:
         both = diff(train(steps=6, rng=False), resumed, about_a=read, about_b=read)
         assert both.resumed is None
 
+    def test_an_offset_is_taken_of_runs_that_recorded_no_tensors_of_a_model(self, diff):
+        result = diff(chain(["Net"]) * 3, chain(["Net"]) * 3, DiffOptions(offset=1))
+        assert (result.resumed.run, result.resumed.at) == ("b", 1)
+
 
 class TestCoverage:
     def test_what_only_one_side_saw_leaves_it_undecided(self, diff):
@@ -231,6 +235,18 @@ def test_a_resumed_run_is_aligned_with_the_steps_it_repeats(tmp_path):
     write_run(tmp_path / "b", steps("new", 3))
     result = compared(tmp_path / "a", tmp_path / "b", offset=3)
     assert ("Net.old", "Net.new") in renames(result), result.sentence
+
+
+def test_constants_that_steps_of_one_size_move_are_no_evidence_for_a_name(tmp_path):
+    ones, up = np.ones(4, F32), np.array([1, 1, -1, 1], F32) * F32(1e-3)
+
+    def run(name, moves):  # Adam moves each element by the learning rate at first
+        begins, after = [row("start", "param", f"Net.{name}", ones)], ones + moves
+        return [[*begins, row("optimizer", "param", f"Net.{name}", after), row("loss", "loss", "loss", moves[0])]]
+
+    write_run(tmp_path / "a", run("norm.weight", up))
+    write_run(tmp_path / "b", run("other.g", up[::-1].copy()))
+    assert not renames(compared(tmp_path / "a", tmp_path / "b"))
 
 
 # --- steps after the first divergence are counted as long as that takes seconds; then the answer says where it stopped

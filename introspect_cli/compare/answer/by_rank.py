@@ -19,22 +19,19 @@ from introspect_cli.compare.answer.compared import Compared
 from introspect_cli.compare.comparison import Comparison
 from introspect_cli.compare.ledger import At
 from introspect_cli.compare.match import Correspondence, correspond, other_roots
-from introspect_cli.compare.passes import rounding_note
 from introspect_cli.compare.resumed import detected_offset, offset_by_labels
 from introspect_cli.compare.say import told
-from introspect_cli.compare.settings.settings import tensor_files
-from introspect_cli.compare.steps import factor_notes
-from introspect_cli.compare.table import phase_code
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.compare.watched import is_list
 from introspect_cli.compare.wholes import Splits, wholes_of
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Phase
+from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.remote import prefetch
 from introspect_cli.store.tasks import MANY, ended_unevenly, tasks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from introspect_cli.compare.measure import Ids
     from introspect_cli.compare.outcome import RankOutcome
@@ -54,14 +51,12 @@ class RunPair(NamedTuple):
         noise: runs that should equal a.
         ends: the last step of a, and of b, that counts: a rank that was lost takes the others' last step with it; None
             for all.
-        files: files of tensors that a read, and b, by what they are.
     """
 
     a: Run
     b: Run
     noise: Sequence[Run]
     ends: tuple[int | None, int | None]
-    files: tuple[Mapping[str, str], Mapping[str, str]]
 
     @classmethod
     def from_runs(cls, a: Run, b: Run, noise: Sequence[Run]) -> RunPair:
@@ -71,7 +66,7 @@ class RunPair(NamedTuple):
         None.
         """
         one, two = (run.last_step if run.endings and not ended_unevenly(run) else None for run in (a, b))
-        return cls(a, b, noise, (one, two), (tensor_files(a), tensor_files(b)))
+        return cls(a, b, noise, (one, two))
 
     def compare(
         self, readers: tuple[Reader, Reader], options: DiffOptions, splits: Splits | None = None
@@ -94,8 +89,9 @@ class RunPair(NamedTuple):
         if match is None:
             listed = is_list(self.a.manifest) or is_list(self.b.manifest)
             match = correspond(one, two, options, by_labels, listed=listed)
-        if match.is_port:
-            options = options.between_programs(int(one.entry(0).step))
+        if match.is_port:  # differences of rounding grow from step to step
+            steps = options.steps or Schedule.only(int(one.entry(0).step))
+            options = replace(options, steps=steps, rtol=options.rtol if options.tolerant else 1e-5)
         noise = [run for run in self.noise if splits is None and one.rank in run.ranks]
         comparison = Comparison(
             rank=one.rank,
@@ -107,7 +103,6 @@ class RunPair(NamedTuple):
             noise=tuple((run.rank(one.rank), run.manifest) for run in noise),
             match=match,
             splits=splits,
-            files=self.files,
             ends=self.ends,
         )
         offset, note = detected_offset(comparison, by_labels) if options.offset is None else (options.offset, "")
@@ -120,7 +115,7 @@ class RunPair(NamedTuple):
         if not comparison.is_whole:
             _add_evaluation(outcome, comparison)
         port = told("port", step=one.entry(0).step, close=options.rtol) if match.is_port else ""
-        outcome.notes = [note, port, *factor_notes(outcome.learned), *rounding_note(outcome.learned)]
+        outcome.notes = [note, port, *outcome.notes]
         return outcome
 
     def compare_rank(self, rank: int, options: DiffOptions) -> RankOutcome:
@@ -149,11 +144,11 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
         raise UsageError(f"no rank of {options.ranks} is in both runs; run a has {a.ranks} and run b {b.ranks}.")
     pair = RunPair.from_runs(a, b, noise)
     cut = a.ranks and b.ranks and not options.ranks
-    wholes = wholes_of(a, b, options, other_roots(a, b, options)) if cut else None
-    if wholes is not None:
-        outcome = pair.compare(wholes.readers, wholes.options, wholes.splits)
-        outcome.notes = [*wholes.notes, *outcome.notes, told("noise-unused") if noise else ""]
-        return Compared(a, b, wholes.options, [outcome], wholes.splits)
+    splits = wholes_of(a, b, options, other_roots(a, b, options)) if cut else None
+    if splits is not None:
+        outcome = pair.compare(splits.readers, splits.options, splits)
+        outcome.notes = [splits.note, *outcome.notes, told("noise-unused") if noise else ""]
+        return Compared(a, b, splits.options, [outcome], splits)
     return Compared(a, b, options, compare_ranks(pair, ranks, options, work))
 
 
@@ -202,15 +197,14 @@ def compare_ranks(
     for outcome in outcomes:
         outcome.listed = [] if less is not options else outcome.listed
         for one in (outcome, *outcome.parts.values()):
-            one.paired = replace(one.paired, a=pair.a.rank(one.rank), b=pair.b.rank(one.rank))
+            one.paired = replace(one.paired, readers=(pair.a.rank(one.rank), pair.b.rank(one.rank)))
     best = Compared(pair.a, pair.b, options, outcomes).best
     return [pair.compare_rank(outcome.rank, options) if outcome is best else outcome for outcome in outcomes]
 
 
 def _without_readers(outcome: RankOutcome) -> RankOutcome:
     """A copy of an outcome that can be pickled: without readers, cause, step, and what only the first rank needs."""
-    nobody = cast("Reader", None)  # until `compare_ranks` has them
-    paired = replace(outcome.paired, a=nobody, b=nobody)
+    paired = replace(outcome.paired, readers=())  # until `compare_ranks` has them
     parts, nothing = {each: _without_readers(of) for each, of in outcome.parts.items()}, Correspondence()
     bare = replace(outcome, cause=None, step=None, heat=None, match=nothing, origins=[])
     return replace(bare, paired=paired, parts=parts)
@@ -224,16 +218,13 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
 
     Where the outcome diverges as well, its first divergence becomes the earlier of those of training and of evaluation.
     """
-    options, paired = comparison.options, outcome.paired
-    ends = (
-        (paired.tail_a, comparison.a, paired.only_a, 0, paired.rows_a),
-        (paired.tail_b, comparison.b, paired.only_b, outcome.offset, paired.rows_b),
-    )
-    tails = [
+    options, paired, shifts = comparison.options, outcome.paired, (0, outcome.offset)
+    ends = zip(paired.tails, paired.readers, comparison.sites, paired.only, shifts, paired.rows, strict=True)
+    tails = (
         0 if tail == 1 and _changes_nothing(At(reader, sites, only[-1] - offset), rows) else tail
-        for (tail, reader, only, offset, rows), sites in zip(ends, comparison.sites, strict=True)
-    ]
-    outcome.paired = replace(paired, tail_a=tails[0], tail_b=tails[1])
+        for tail, reader, sites, only, offset, rows in ends
+    )
+    outcome.paired = replace(paired, tails=tuple(tails))
     if not outcome.parts:
         return
     selected = [sites.selected(options.kinds, options.modules) & sites.evaluating for sites in comparison.sites]
@@ -251,11 +242,11 @@ def _changes_nothing(end: At, rows: Ids) -> bool:
     """
     if not end.recorded:
         return False
-    trains = np.isin(end.sites.phase, [phase_code(phase) for phase in (Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)])
+    trains = end.sites.are(Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
     before = [end.reader.read(end.reader.entry(int(row)).step).site for row in rows[-1:]]
     if trains[np.asarray(end.batch.site)].any() or not any(trains[there].any() for there in before):
         return False
-    left = end.to(end.step - 1).tensors()
+    left = end.later(-1).tensors()
     return all(left.get(tensor, value) == value for tensor, value in end.tensors(Phase.START).items())
 
 

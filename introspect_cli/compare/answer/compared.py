@@ -24,12 +24,10 @@ from introspect_cli.compare.result import Counts, Separate, Verdict
 from introspect_cli.compare.say import some, told, what, what_diverges
 from introspect_cli.compare.table import OTHER
 from introspect_cli.compare.watched import (
-    blindness_notes,
     chooses_modules,
     has_failed,
+    notes_on_captures,
     observed_kinds,
-    option_notes,
-    perturbed_notes,
     ran_unseen,
     stopped_within,
 )
@@ -137,6 +135,7 @@ class Compared:
     Attributes:
         outcomes: of each rank, or of all ranks as one.
         splits: how the runs are split up, where all ranks were compared as one.
+        evaluation: True where the outcomes are of evaluation alone, False where of training alone, else None.
     """
 
     a: Run
@@ -144,6 +143,7 @@ class Compared:
     options: DiffOptions
     outcomes: Sequence[RankOutcome]
     splits: Splits | None = None
+    evaluation: bool | None = None
 
     @property
     def runs(self) -> tuple[tuple[str, Run, Run], ...]:
@@ -166,15 +166,10 @@ class Compared:
         named = {name: total[name] for name in names}
         return Counts(self.a.steps, self.b.steps, steps, not_observed=unseen, **named)
 
-    @property
-    def evaluation(self) -> bool | None:
-        """True where the outcomes are of evaluation alone, False where of training alone, else None."""
-        return self.outcomes[0].evaluation if self.outcomes else None
-
     @cached_property
     def until(self) -> str:
         """The last step (in a) that was compared on any rank: `up to and including step 12`; "" where none was."""
-        ends = [(int(one.paired.steps[-1]), one.paired.a) for one in self.outcomes if len(one.paired)]
+        ends = [(int(one.paired.steps[-1]), one.paired.readers[0]) for one in self.outcomes if len(one.paired)]
         last, reader = max(ends, key=lambda end: end[0], default=(0, None))
         return "" if reader is None else told("until", step=step_words(last, reader.labels.get(last, {})))
 
@@ -207,7 +202,7 @@ class Compared:
         options, outcomes, wanted = self.options, self.outcomes, {kind.value for kind in RESULTS}
         manifests = self.a.manifest, self.b.manifest
         opened = [outcome.results for outcome in outcomes if outcome.results is not None]
-        differ = any(outcome.results_known is Known.DIFFERS or outcome.unopened for outcome in outcomes)
+        differ = any(outcome.results_known is Known.DIFFERS for outcome in outcomes) or self.tally["unopened"]
         return (
             not (options.strict or options.narrowed or self.evaluation is not None or differ)
             and not any(has_failed(one) or chooses_modules(one) or wanted - observed_kinds(one) for one in manifests)
@@ -250,15 +245,11 @@ def notes_on(compared: Compared) -> Iterator[str]:
 
     A note may be there twice, or be "".
     """
-    outcomes, manifests = compared.outcomes, (compared.a.manifest, compared.b.manifest)
     for name, run, other in compared.runs:
         yield from _notes_on_run(compared, name, run, other)
-    yield from (note for outcome in outcomes for note in outcome.notes)
-    yield from option_notes(*manifests)
-    yield from blindness_notes(*manifests)
-    yield from (outcome.unused_note for outcome in outcomes)
-    yield told("unopened", steps=sum(outcome.unopened for outcome in outcomes))
-    yield from perturbed_notes(*manifests)
+    yield from (note for outcome in compared.outcomes for note in outcome.notes)
+    yield from notes_on_captures(compared.a.manifest, compared.b.manifest)
+    yield told("unopened", steps=compared.tally["unopened"])
     yield told("lean", lean=compared.tally["lean"])
     yield told("blind-both", blind=compared.tally["blind_both"], all=count(compared.counts.records, "record"))
 
@@ -281,9 +272,10 @@ def _notes_on_run(compared: Compared, name: str, run: Run, other: Run) -> Iterat
     for paired in (outcome.paired for outcome in compared.outcomes[:1]):
         saved = [
             {fqn for fqn, kind in zip(reader.sites.fqn, reader.sites.kind, strict=True) if kind == Kind.PRODUCT}
-            for reader in (paired.a, paired.b)
+            for reader in paired.readers
         ]
-        files, steps = (saved[0] - saved[1], paired.only_a) if name == "a" else (saved[1] - saved[0], paired.only_b)
+        own = "ab".index(name)
+        files, steps = saved[own] - saved[1 - own], paired.only[own]
         if files and not stopped and compared.options.steps is None:
             alone.append(some(sorted(files)))
         if steps:
@@ -324,7 +316,7 @@ def agreement(compared: Compared, name: str = "") -> tuple[Verdict, str]:
         names=by_results and _kinds_words(frozenset.intersection(*agreed)),
         records=count(counts.equal, "record"),
         steps=count(counts.steps_compared, "step"),
-        thinned=any(outcome.paired.a.thinned or outcome.paired.b.thinned for outcome in compared.outcomes),
+        thinned=any(reader.thinned for outcome in compared.outcomes for reader in outcome.paired.readers),
         within=counts.within,
         tolerated=compared.within,
         until=compared.until,
@@ -356,27 +348,26 @@ def _doubts(compared: Compared) -> Iterator[str]:
     if counts.equal + counts.within == 0 or tally["blank"] or 2 * tally["blind_both"] > counts.records:
         yield told("mostly-unseen", unseen=tally["blind_both"], all=counts.records)
     if compared.blind_words and not compared.by_results:
-        yield told("seen-by-one", blind=compared.blind_words)
+        yield told("but", blind=compared.blind_words)
     for name, run, other in compared.runs:
         if tally["cut"] and stopped_within(run.manifest):
-            yield told("cut-within", run=name, step=run.last_step, how=run.manifest["how"])
+            yield told("but", cut=name, step=str(run.last_step), how=run.manifest["how"])
         missing = [rank for rank in other.recorded if rank not in run.ranks and rank < run.world_size]
         if missing and compared.splits is None and not compared.options.ranks:
-            yield told("ranks-missing", until=compared.until, ranks=rank_list(missing), run=name)
+            yield told("but", until=compared.until, ranks=rank_list(missing), run=name)
     for paired in (outcome.paired for outcome in compared.outcomes):
-        for long, tail in (("a", paired.tail_a), ("b", paired.tail_b)):
+        for long, tail in zip("ab", paired.tails, strict=True):
             if tail:
                 agreed, more = {"within": counts.within, "until": compared.until}, count(tail, "step")
                 yield told("ends-before", **agreed, short=OTHER[long], run=long, more=more)
-    unrecorded = any(outcome.unrecorded for outcome in compared.outcomes) and compared.evaluation is None
-    if unrecorded and not compared.by_results and compared.structure:
-        yield told("no-results")
-    tables = [outcome.paired.a.sites for outcome in compared.outcomes if len(outcome.paired)]
+    if tally["unrecorded"] and compared.evaluation is None and not compared.by_results and compared.structure:
+        yield told("but", structure=True)
+    tables = [outcome.paired.readers[0].sites for outcome in compared.outcomes if len(outcome.paired)]
     recorded = {pair for sites in tables for pair in zip(sites.kind, sites.phase, strict=True)}
     if recorded.isdisjoint(_RESULTS) and (unseen := unseen_names(compared, Phase.FORWARD)):
-        yield told("but-ran-unseen", names=unseen)
+        yield told("but", names=unseen)
     if broken := [name for name, run, _ in compared.runs if has_failed(run.manifest)]:
-        yield told("but-failed", runs=", ".join(broken))
+        yield told("but", failed=", ".join(broken))
 
 
 def _nan_words(outcomes: Sequence[RankOutcome]) -> str:
@@ -386,7 +377,7 @@ def _nan_words(outcomes: Sequence[RankOutcome]) -> str:
     """
     every, empty, name = 0, 0, ""
     for paired in (outcome.paired for outcome in outcomes if len(outcome.paired)):
-        reader, step = paired.a, int(paired.steps[-1])
+        reader, step = paired.readers[0], int(paired.steps[-1])
         batch = reader.read(step)
         rows = np.flatnonzero(nan_throughout(batch, Layouts(reader.layouts)))
         every, empty = every + len(batch), empty + len(rows)
@@ -405,14 +396,14 @@ def separate_answers(compared: Compared) -> tuple[Separate | None, Separate | No
     Ranks that were not compared again count as a whole for training.
     """
     parts = {
-        "Training": [outcome.parts.get(False) or replace(outcome, evaluation=False) for outcome in compared.outcomes],
+        "Training": [outcome.parts.get(False, outcome) for outcome in compared.outcomes],
         "Evaluation": [outcome.parts[True] for outcome in compared.outcomes if True in outcome.parts],
     }
     if not parts["Evaluation"]:
         return None, None
     answers = []
     for name, outcomes in parts.items():
-        part = replace(compared, outcomes=outcomes)
+        part = replace(compared, outcomes=outcomes, evaluation=name == "Evaluation")
         first = None if part.best is None else part.best.first
         words = first and told("diverges", name=name, step=first.step_words, what=what_diverges(first))
         answers.append(Separate(Verdict.DIVERGED, words, first) if words else Separate(*agreement(part, name)))

@@ -97,7 +97,7 @@ def origins_of(at: View, outcomes: Sequence[RankOutcome], lost: Sequence[Part]) 
         held = [position for position, site in enumerate(sites) if holds_part(site, part)]
         shown = divergence_at(at.step, held[0], Cause(Role.ORIGIN, "resumed")) if held else None
         leads = place == 0 and _loss_explains(part, first)
-        yield Origin(told("part-lost", part=parts_words([part])[0]), first if leads else shown, part.part)
+        yield Origin(f"{part.state.value}: {parts_words([part])[0]}", first if leads else shown, part.part)
     every = [(first, at.cause), *best.origins] if first.role is Role.ORIGIN else []
     for divergence, cause in every[bool(lost) :]:
         view = View(replace(best, first=divergence, cause=cause), outcomes)
@@ -151,7 +151,7 @@ def diverged_answer(answer: DiffResult, compared: Compared, hidden: str) -> Diff
     also = (*story.more, *more, *([] if beside is None else [beside.sentence]), *nothing)
     likely = [text for text, _ in likely_words(story.findings, () if lost else causes)]
     where = {"recomputed": first.site.phase is Phase.RECOMPUTE, "evaluation": first.site.evaluates}
-    place = told("place", step=first.step_words, ranks=ranks.ranks_words(at), **where)
+    place = told("place", step=first.step_words, **ranks.ranks_of(at), **where)
     head, whole = f"{place}: {story.head}", f"{place}: {sentence(story.head, story.findings, likely, also)}"
     later = raised_words([each for each in exceptions_of(at.runs) if each.side])
     if cut is not None:

@@ -23,7 +23,6 @@ from introspect_cli.compare.settings.settings import (
     holds_tensors,
     read_by_one,
 )
-from introspect_cli.compare.table import kind_code
 from introspect_cli.compare.watched import is_list
 from introspect_cli.records import Kind, Phase
 
@@ -152,7 +151,7 @@ def _weight_by_reason(at: View, reason: Reason, source: str, name: str, change: 
         named = fed and re.match(rf"{re.escape(fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", name)
         return 0.97 if named else 0.85 if fed == "" else _USUAL
     if source == "schedulers":  # of what does not differ, no scheduler makes anything
-        recorded = kind_code(Kind.HYPERPARAMETER) in at.step.alignment.kind
+        recorded = at.step.alignment.are(Kind.HYPERPARAMETER).any()
         scheduled = not recorded or {"lr", "momentum", "betas"} & {each.about for each in at.tuned}
         return max(0.9 * weights.get(OPTIMIZERS, _USUAL), _USUAL) if scheduled else _USUAL
     if source == FILES:

@@ -58,7 +58,7 @@ def excluded_handling(at: View) -> frozenset[str]:
 def _has_equal_gradient(at: View) -> bool:
     """Whether any gradient of the step in this site's phase is equal in both runs and not zero."""
     rows, means = at.table.rows_of["a"], at.table.a.floats.get("amean")
-    equal = (u for u in map(int, at.step.of(Kind.GRAD, frozenset({at.site.phase}))) if at.step.state[u] == EQUAL)
+    equal = (u for u in map(int, at.step.of(Kind.GRAD, at.site.phase)) if at.step.state[u] == EQUAL)
     return means is not None and any(float(means[rows[union]]) > 0 for union in equal if union in rows)
 
 
@@ -130,14 +130,14 @@ def find_whole_factor(at: View) -> Iterator[Finding]:
 def left_in_gradient(at: View) -> Iterator[str]:
     """Codes of the remaining causes, in this order.
 
-    `reduction` with several ranks. Then kinds of handling: those of `_TOGETHER` where one factor fits and they are not
+    `sent` with several ranks. Then kinds of handling: those of `_TOGETHER` where one factor fits and they are not
     ruled out; else all that are not. Then `use-in-module` where only some gradients differ and a module uses the
     parameter, and `penalty`. Where the distance is rounding, `_TOGETHER` is ruled out and a module uses the parameter,
     it is `rounding-in-backward` instead.
     """
-    gone, states = excluded_handling(at), at.step.state[at.step.of(Kind.GRAD, frozenset({at.site.phase}))]
+    gone, states = excluded_handling(at), at.step.state[at.step.of(Kind.GRAD, at.site.phase)]
     if max(run.world_size for run in at.runs) > 1:
-        yield "reduction"
+        yield "sent"
     if gone and at.rounding and at.parameter_user:
         yield "rounding-in-backward"
         return

@@ -43,7 +43,7 @@ def is_fed(step: Step, position: int, upstream: frozenset[Phase] = _ALL_PHASES) 
         position: index of the divergence in `step.sites`.
         upstream: phases of the records that count.
     """
-    differs = step.differs_before(step.order_at(position), upstream)
+    differs = step.differs_before(step.orders[position], upstream)
     return differs or step.rng_differs() or bool(step.begins.names)
 
 
@@ -93,7 +93,7 @@ class Reason(NamedTuple):
 
 def evidence_of(word: str, step: Step, position: int) -> list[Evidence]:
     """Evidence on all that a divergence rests on by `RESTS_ON[word]`; `position` is its index in `step.sites`."""
-    return rests_on(step, Place(step.sites[position], step.order_at(position)), RESTS_ON[word])
+    return rests_on(step, Place(step.sites[position], step.orders[position]), RESTS_ON[word])
 
 
 def cause(word: str, *evidence: Evidence, role: Role = Role.ORIGIN, **where: str) -> Cause:

@@ -24,7 +24,7 @@ from introspect_cli.compare.settings.beginning import (
     differing_calls,
     find_first_event,
 )
-from introspect_cli.compare.table import OTHER, Table, kind_code, phase_code
+from introspect_cli.compare.table import OTHER, Table
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def one_sided_draws(step: Step, table: Table) -> list[Draw]:
         table: of this step, or of the previous one.
     """
     alignment, (a, b), draws = step.alignment, table.halves, list[Draw]()
-    within = (alignment.kind == kind_code(Kind.RNG)) & (alignment.phase != phase_code(Phase.START))
+    within = alignment.are(Kind.RNG) & ~alignment.are(Phase.START)
     for half, other in ((b, a), (a, b)) if step.comparison.draws_recorded else ():
         rows = np.flatnonzero(within[half.sites] & ~np.isin(half.sites, other.sites))
         for row in rows[np.argsort(half.batch.sequence[rows])].tolist():
@@ -112,7 +112,7 @@ def random_state_cause(step: Step, position: int) -> Cause | None:
     """
     site = step.sites[position]
     if site.phase is Phase.START:
-        states = step.of(Kind.RNG, frozenset(Phase)).tolist()
+        states = step.of(Kind.RNG).tolist()
         states = [union for union in states if generator_of(step.alignment.site(union)) == site.fqn]
         return None if step.differed_before(states) else cause("rng")
     fed = step.begins.diverged or is_fed(step, position)
@@ -146,7 +146,7 @@ def find_random_cause(at: View) -> Iterator[Finding]:
 def left_in_state(at: View) -> tuple[str, ...]:
     """The code of the remaining cause of a random state that differs, by when it is recorded."""
     begins = at.site.phase is Phase.START and at.is_first_step
-    return ("draws-between" if not begins else "not-restored" if is_resumed_start(at) else "seed-or-draws",)
+    return ("draws-between" if not begins else "not-restored" if is_resumed_start(at) else "seed",)
 
 
 # --- generators that nobody seeded
@@ -159,7 +159,7 @@ def unseeded_names(at: View) -> tuple[str, ...]:
     """
     step, of_state = at.step, at.cause.reason == "rng"
     now = step.begins.before if of_state else step.table
-    states = step.of(Kind.RNG, frozenset({Phase.START})).tolist()
+    states = step.of(Kind.RNG, Phase.START).tolist()
     untouched = [] if now is None else [union for union in states if _of_both(now, "status", union) == {Status.VALUE}]
     steps = step.table.step + 1, step.table.step_b + 1
     is_next = steps[0] in step.comparison.a and steps[1] in step.comparison.b

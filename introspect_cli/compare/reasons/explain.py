@@ -11,7 +11,7 @@ from introspect_cli.compare.reasons.draws import find_one_sided_draw
 from introspect_cli.compare.reasons.forward import draws_nothing, find_call_counts
 from introspect_cli.compare.reasons.rows import reason_named
 from introspect_cli.compare.result import Certainty, Finding, Role
-from introspect_cli.compare.say import both_values, told, what
+from introspect_cli.compare.say import told, what
 from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, SCRIPT, find_first_event
 from introspect_cli.compare.table import ABSENT, EQUAL, NOT_SEEN, WITHIN
 from introspect_cli.records import SETTING_KINDS, Kind
@@ -68,17 +68,9 @@ def _head_of(at: View) -> str:
     if after and after == before:
         after, before = f"call {site.call - 1} of {after}", f"call {site.call}"
     name = what(site, "" if at.explained_reason in {"script", "backward", "propagated"} else first.module_class)
-    where = {"name": name, "moment": say.MOMENTS.get(site.phase, "") * (site.kind in _HELD), "source": first.source}
-    if first.only:
-        return told("only-has-it", side=first.only, **where)
-    values = both_values(first) if site.kind is not Kind.RNG else ""
-    return told(
-        "differs-by",
-        **where,
-        size=values or say.far(first),
-        times="" if first.scale is None else f"{first.scale:.6g}",
-        place=told("between", after=after, before=before, module=cause.module) if cause.reason == "own_code" else "",
-    )
+    place = told("between", after=after, before=before, module=cause.module) if cause.reason == "own_code" else ""
+    when = {site.phase.value: site.kind in _HELD}
+    return say.what_diverges(first, name=name, source=first.source, place=place, **when)
 
 
 # --- what a reader can check
@@ -103,7 +95,7 @@ def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:
         every = count(sum(before.values()) - before[ABSENT], "record")
         numbers = {"equal": before[EQUAL], "within": before[WITHIN], "unseen": before[NOT_SEEN]}
         clauses.append(told("records-before", all=every, step=at.first.step, **numbers))
-    things = {state: ", ".join(map(say.thing, with_state(story.evidence, state))) for state in Known}
+    things = {state: ", ".join(say.fact_of(fact).text for fact in with_state(story.evidence, state)) for state in Known}
     clauses += [f"{of.value.capitalize()}: {text}." for of, text in things.items() if text and of is not Known.DIFFERS]
     further = [*find_call_counts(at), *find_one_sided_draw(at)]
     if at.is_first_step and at.explained_reason in MAY_REST_ON_THEM:

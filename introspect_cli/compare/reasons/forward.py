@@ -28,7 +28,7 @@ from introspect_cli.compare.step import (
     rests_on,
     trained,
 )
-from introspect_cli.compare.table import DIFFERENT, kind_code
+from introspect_cli.compare.table import DIFFERENT
 from introspect_cli.records import DRAWN_BEFORE, GIVEN, SCALER, Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ def call_cause(step: Step, position: int) -> Cause | None:
     from its start on, a tensor of the module, or a random state at the start of the step; without a call, where
     anything differs before it.
     """
-    site, order, of_itself = step.sites[position], step.order_at(position), step.sites[position].kind is Kind.OUTPUT
+    site, order, of_itself = step.sites[position], step.orders[position], step.sites[position].kind is Kind.OUTPUT
     if site.kind is Kind.PARAM and site.path != GIVEN:
         return None
     running = step.around(site.fqn, order)
     if of_itself:
-        begun = step.table.order_of[step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)].min(initial=np.inf)
+        begun = step.table.order_of[step.of(Kind.INPUT, site.phase, fqn=site.fqn, call=site.call)].min(initial=np.inf)
         running = Call(site.fqn, site.call, float(begun), order) if np.isfinite(begun) else None
     if running is None:
         if is_fed(step, position):
@@ -62,8 +62,8 @@ def call_cause(step: Step, position: int) -> Cause | None:
     fqn, call, start, _ = running
     # The module that is given a parameter is not under way yet, and the one around it has made that.
     before = order if of_itself else order - 0.25
-    fed = step.state[step.of_call(site.phase, Kind.INPUT, fqn, call)] == DIFFERENT
-    if fed.any() or step.differs_inside(fqn, start, before) or step.tensors_differ(fqn, before) or step.rng_differs():
+    fed = step.state[step.of(Kind.INPUT, site.phase, fqn=fqn, call=call)] == DIFFERENT
+    if fed.any() or step.differs_inside(fqn, start, before) or step.rng_differs():
         return None
     after = last_child(step, fqn, start, order)
     if of_itself and not after:
@@ -76,7 +76,7 @@ def call_cause(step: Step, position: int) -> Cause | None:
 def _script_cause(step: Step, position: int) -> Cause:
     """Cause `script`, with what is known of the model's outputs before."""
     evidence = evidence_of("script", step, position)
-    place = Place(step.sites[position], step.order_at(position))
+    place = Place(step.sites[position], step.orders[position])
     before = [LEFT_OUT] if step.comparison.leaves_modules_out else outputs(step, place)
     known = (fact for fact in before if fact is LEFT_OUT or fact.known in {Known.EQUAL, Known.WITHIN})
     return cause("script", *evidence, *known)
@@ -88,7 +88,7 @@ def last_child(step: Step, fqn: str, low: float, high: float) -> str:
     Of a deeper module it is the child of `fqn` around it, if that has records.
     """
     alignment, batch, prefix = step.alignment, step.table.a, f"{fqn}."
-    outputs = alignment.kind[batch.site] == kind_code(Kind.OUTPUT)
+    outputs = alignment.are(Kind.OUTPUT, sites=batch.site)
     rows = np.flatnonzero(outputs & (batch.sequence >= low) & (batch.sequence < high))
     names = (alignment.fqn[union] for union in batch.site[rows[np.argsort(batch.sequence[rows])[::-1]]].tolist())
     name = next((name for name in names if name.startswith(prefix)), "")
@@ -199,8 +199,8 @@ def find_arguments(at: View) -> Iterator[Finding]:
 def batch_cause(step: Step, position: int) -> Cause | None:
     """Cause `batch`; None where a random state differs, or, in the step before, one or what its loader gave."""
     site = step.sites[position]
-    loaded = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
-    before = np.concatenate([loaded, step.of(Kind.RNG, frozenset(Phase))])
+    loaded = step.of(Kind.BATCH, site.phase, fqn=site.fqn)
+    before = np.concatenate([loaded, step.of(Kind.RNG)])
     fed = step.rng_differs() or step.differed_before(before)
     return None if fed else cause("batch", *evidence_of("batch", step, position))
 
@@ -215,7 +215,7 @@ def find_call_counts(at: View) -> Iterator[Finding]:
     Nothing where equal shapes diverge in a call of that module that both runs make: there the number of calls follows,
     as with a solver that takes more steps for other values.
     """
-    unions = [union for kind in (Kind.INPUT, Kind.OUTPUT) for union in at.step.of(kind, frozenset({Phase.FORWARD}))]
+    unions = [union for kind in (Kind.INPUT, Kind.OUTPUT) for union in at.step.of(kind, Phase.FORWARD)]
     names, calls = at.step.alignment.fqn, at.step.alignment.call
     made = (dict.fromkeys((names[union], int(calls[union])) for union in at.recorded(side, unions)) for side in "ab")
     one, two = (Counter(name for name, _ in each) for each in made)
@@ -255,10 +255,10 @@ def find_grad_scale(at: View) -> Iterator[Finding]:
 
 def plain_cause(step: Step, position: int) -> Cause | None:
     """Cause `plain` of a loss or gradient where no module is called; None where anything differs before it."""
-    site, order = step.sites[position], step.order_at(position)
+    site, order = step.sites[position], step.orders[position]
     without = {Kind.OUTPUT, Kind.OP_OUTPUT} & step.comparison.kinds == {Kind.OUTPUT} and not any(step.modules)
     if not without or step.alignment.are(Kind.INPUT, Kind.OUTPUT).any() or is_fed(step, position):
         return None
     losses = (loss,) if site.kind is Kind.GRAD else ()
-    data = (batches,) if step.of(Kind.BATCH, frozenset({Phase.DATA})).size else ()
+    data = (batches,) if step.of(Kind.BATCH, Phase.DATA).size else ()
     return cause("plain", *rests_on(step, Place(site, order), (*losses, trained, *data, random_at_start)))

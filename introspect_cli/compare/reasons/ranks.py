@@ -12,7 +12,7 @@ import numpy as np
 
 from introspect_cli.compare.ledger import At
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.say import finds, found, told
+from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.table import OTHER, columns
 from introspect_cli.records import Joined, Kind, Site, Status, Summary
 from introspect_cli.texts import rank_list
@@ -29,7 +29,7 @@ _CLOSE, _APART = 1e-4, 1e-2
 
 
 def reduction_factor(at: View) -> str:
-    """What a whole factor between the runs is equal to: `world` or `group`; "" for none.
+    """What a whole factor between the runs is equal to the number of ranks of: `world` or `group`; "" for none.
 
     The size of either run's world, or of a data-parallel group that wrappers recorded. The factor counts from 2,
     upwards or downwards, to a relative `_CLOSE`. "" also for one rank, or where several are compared and not all have
@@ -43,14 +43,14 @@ def reduction_factor(at: View) -> str:
     return sizes.get(round(factor), "") if is_whole else ""
 
 
-def ranks_words(at: View) -> str:
-    """Where the ranks diverge first: the rank of the first divergence, or all ranks if `_is_on_all_ranks`.
+def ranks_of(at: View) -> dict[str, str]:
+    """Where the ranks diverge first: the `rank` of the first divergence, or the number of `ranks` if all do.
 
-    "" where one rank was compared.
+    {} where one rank was compared.
     """
     if at.ranks < 2:
-        return ""
-    return told("on-all-ranks", ranks=at.ranks) if _is_on_all_ranks(at) else told("on-rank", rank=at.first.rank)
+        return {}
+    return {"ranks": str(at.ranks)} if _is_on_all_ranks(at) else {"rank": str(at.first.rank)}
 
 
 def _is_on_all_ranks(at: View) -> bool:

@@ -141,7 +141,7 @@ ROWS: Final = (
         "A buffer differs at the end of the step: how its module updates it.",
         frozenset({Kind.BUFFER}),
         applies=update.buffer_cause,
-        left=lambda at: ("updates", "other-rank") if at.ranks > 1 else ("updates",),
+        left=("updates",),
         names="momentum|ema|stat|norm",
     ),
     Reason(
@@ -182,7 +182,7 @@ ROWS: Final = (
         "op",
         "An operator whose inputs are equal gives another result.",
         frozenset({Kind.OP_OUTPUT}),
-        left=lambda at: ("backward-of-operator",) if at.site.phase is Phase.BACKWARD else ("kernel",),
+        left=("kernel",),
         weights=KERNEL_WEIGHTS,
     ),
     Reason(
@@ -239,7 +239,7 @@ def judge(step: Step, position: int) -> Cause:
         step: the step.
         position: index of the divergence in `step.sites`.
     """
-    if step.begins.diverged and not step.is_one_sided(position) and step.sites[position].kind not in _OUTSIDE:
+    if step.begins.diverged and not step.alone[position] and step.sites[position].kind not in _OUTSIDE:
         return cause("propagated", role=Role.PROPAGATED)
     gap: Cause | None = None
     site = step.sites[position]

@@ -20,7 +20,7 @@ from introspect_cli.compare.measure import Records
 from introspect_cli.compare.names import FORWARD
 from introspect_cli.compare.reasons.base import cause, evidence_of, is_fed
 from introspect_cli.compare.say import finds, found
-from introspect_cli.compare.table import OTHER, columns, kind_code
+from introspect_cli.compare.table import OTHER, columns
 from introspect_cli.compare.wholes import Microbatch, microbatches
 from introspect_cli.derived import scale_between
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
@@ -48,10 +48,10 @@ def cuts_of(step: Step) -> list[tuple[list[Microbatch], int]]:
     """
     comparison, splits, table, cuts = step.comparison, step.comparison.splits, step.table, []
     assert splits is not None
-    readers, steps, usual = (comparison.a, comparison.b), (table.step, table.step_b), (splits.a.usual, splits.b.usual)
-    for reader, root, at, number in zip(readers, splits.roots, steps, usual, strict=True):
-        of_ranks = [microbatches(rank, root, at) for rank in reader.readers]
-        cuts.append(([*chain.from_iterable(of_ranks)], len(of_ranks[0]) or number))
+    readers, steps = (comparison.a, comparison.b), (table.step, table.step_b)
+    for reader, cut, at in zip(readers, splits.cuts, steps, strict=True):
+        of_ranks = [microbatches(rank, cut.root, at) for rank in reader.readers]
+        cuts.append(([*chain.from_iterable(of_ranks)], len(of_ranks[0]) or cut.number))
     return cuts
 
 
@@ -79,7 +79,7 @@ def split_finding(step: Step, position: int) -> Finding | None:
     depends on the batch; gradients at the optimizer and losses only where the splits differ.
     """
     splits, site = step.comparison.splits, step.sites[position]
-    if splits is None or step.is_one_sided(position) or site.evaluates:
+    if splits is None or step.alone[position] or site.evaluates:
         return None
     if site.phase is Phase.FORWARD and site.kind in (Kind.INPUT, Kind.OUTPUT) and _depends_on_parts(step, site):
         return found("split-parts")
@@ -98,7 +98,7 @@ def _depends_on_parts(step: Step, site: Site) -> bool:
 
     Of an input, only numbers drawn before the module is called count.
     """
-    drew = [step.alignment.path[union] for union in step.of(Kind.RNG, FORWARD, site.fqn).tolist()]
+    drew = [step.alignment.path[union] for union in step.of(Kind.RNG, *FORWARD, fqn=site.fqn).tolist()]
     if site.kind is Kind.INPUT:
         return any(path.endswith(DRAWN_BEFORE) for path in drew)
     module = step.modules[0].get(site.fqn) or step.modules[1].get(site.fqn)
@@ -137,7 +137,7 @@ def _clipping_finding(step: Step, more: str) -> Finding | None:
     """
     norms = []
     for half, layouts in zip(step.table.halves, step.table.layouts, strict=True):
-        of_grad = step.alignment.kind[half.sites] == kind_code(Kind.GRAD)
+        of_grad = step.alignment.are(Kind.GRAD, sites=half.sites)
         rows = np.flatnonzero(of_grad & (step.alignment.call[half.sites] == 0))
         norms.append(float(np.linalg.norm(Records(half.batch, rows, layouts).norms)))
     written = [norm > 0 and abs(float(f"{norm:.2g}") / norm - 1) < _ROUND for norm in norms]

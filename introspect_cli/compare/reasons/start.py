@@ -35,7 +35,7 @@ def start_cause(step: Step, position: int) -> Cause | None:
     if site.phase is not Phase.START:
         return None
     before, is_tensor = step.is_recorded_before(site.fqn), site.kind in TENSORS
-    if step.is_one_sided(position):
+    if step.alone[position]:
         subject, role = subject_of(step, position)
         return cause("outside", role=role, subject=subject) if before and is_tensor and not step.begins.gap else None
     if step.rng_differs() or not (is_tensor or (before and step.begins.gap)):
@@ -82,7 +82,7 @@ def left_outside(at: View) -> Iterator[str]:
     """Codes of the remaining causes of a change between steps.
 
     `update-before` where one run alone lists start values in each step. Then `rule-by-hand` alone where a run updates
-    its parameters without an optimizer; else `evaluation-in-train` for a buffer, loading, averaging, copying and
+    its parameters without an optimizer; else `updates` for a buffer, loading, averaging, copying and
     changes in place.
     """
     if len({*at.step.comparison.lists_starts}) > 1:  # the start values of one run are what its step before left
@@ -90,7 +90,7 @@ def left_outside(at: View) -> Iterator[str]:
     if updates_by_hand(at.step):
         yield "rule-by-hand"
     else:
-        yield from ("evaluation-in-train", "outside") if at.site.kind is Kind.BUFFER else ("outside",)
+        yield from ("updates", "by-hand") if at.site.kind is Kind.BUFFER else ("by-hand",)
 
 
 # --- where the records do not show the cause, or it lies elsewhere

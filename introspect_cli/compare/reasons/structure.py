@@ -15,7 +15,7 @@ from introspect_cli.compare.reasons.update import find_other_optimizer
 from introspect_cli.compare.result import Role
 from introspect_cli.compare.say import WHOLE_VALUE, finds, found, often, some
 from introspect_cli.compare.step import Place, backward
-from introspect_cli.compare.table import OTHER, PHASES, kind_code
+from introspect_cli.compare.table import OTHER, PHASES
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 def one_side_cause(step: Step, position: int) -> Cause | None:
     """Cause `structure` of a record that one run alone has; None where both have it. `subject_of` gives its role."""
-    if not step.is_one_sided(position):
+    if not step.alone[position]:
         return None
     subject, role = subject_of(step, position)
     return cause("structure", role=role, subject=subject)
@@ -50,7 +50,7 @@ def subject_of(step: Step, position: int) -> tuple[str, Role]:
         subject, head = head, owner_of(head)
     if step.begins.diverged or inside.get(subject, position) != position:
         return subject, Role.PROPAGATED
-    computed = step.alignment.kind[step.divergences.site[:position]] != kind_code(Kind.PRODUCT)  # files change nothing
+    computed = ~step.divergences.are(Kind.PRODUCT)[:position]  # files change nothing
     earlier = bool((computed & ~step.divergences.one_sided[:position]).any())
     other = step.alignment.names[bool(step.divergences.row_b[position] < 0)]
     return subject, Role.PROPAGATED if earlier and subject in other else Role.ORIGIN
@@ -70,7 +70,7 @@ def _find_not_optimized(at: View) -> Iterator[Finding]:
     """Finding where optimizers of the run with the record hold the parameter, and those of the other run do not."""
     has, lacks = (at.setup.has(side, at.site.fqn) for side in (at.first.only, at.side_without))
     if has is True and lacks is False:
-        yield found("not-in-optimizer", other=at.side_without)
+        yield found("not-stepped", other=at.side_without)
 
 
 def _find_other_optimizer(at: View) -> Iterator[Finding]:
@@ -92,7 +92,7 @@ def _find_loss_counts(at: View) -> Iterator[Finding]:
     """Finding where the runs have different numbers of losses in the step."""
     one, two = at.losses
     if one != two:
-        yield found("losses", a=often(one), b=often(two))
+        yield found("calls", module="backward", a=often(one), b=often(two))
 
 
 def _find_not_run(at: View) -> Iterator[Finding]:
@@ -135,7 +135,7 @@ def _find_paths(at: View) -> Iterator[Finding]:
     Nothing where a run did not record the call.
     """
     path, site = at.step.alignment.path, at.site
-    unions = at.step.of_call(site.phase, site.kind, site.fqn, site.call)
+    unions = at.step.of(site.kind, site.phase, fqn=site.fqn, call=site.call).tolist()
     one, two = ([path[union] or WHOLE_VALUE for union in at.recorded(side, unions)] for side in "ab")
     if one and two:
         a, b = (some([each for each in mine if each not in other]) for mine, other in ((one, two), (two, one)))
@@ -150,7 +150,7 @@ def _find_unused_gradient(at: View) -> Iterator[Finding]:
     """
     setup, (one, two) = at.setup, at.optimizers
     if not one or not two:  # then by whose parameters' gradients are there
-        gradients, fqns = at.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER})), at.step.alignment.fqn
+        gradients, fqns = at.step.of(Kind.GRAD, Phase.OPTIMIZER), at.step.alignment.fqn
         one, two = (setup.holders(side, {fqns[u] for u in at.recorded(side, gradients)}) for side in "ab")
     else:
         two = setup.as_in_a(two)

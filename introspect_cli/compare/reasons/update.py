@@ -39,13 +39,13 @@ def optimizer_cause(step: Step, position: int) -> Cause | None:
     or an earlier update of it in the step. None also for other phases and for parameters without a gradient. A new
     state at the start of step 0 has this cause without evidence.
     """
-    site, order = step.sites[position], step.order_at(position)
+    site, order = step.sites[position], step.orders[position]
     new = site.phase is Phase.START and site.kind is Kind.OPTIMIZER_STATE and step.number == step.table.step_b == 0
     if new and not step.begins.resumed:
         return cause("optimizer")
     if site.phase is not Phase.OPTIMIZER or (site.kind is Kind.PARAM and lacks_gradient(step, site.fqn)):
         return None
-    seen = not site.call and bool(step.of_call(Phase.OPTIMIZER, Kind.GRAD, site.fqn, 0))
+    seen = not site.call and len(step.of(Kind.GRAD, Phase.OPTIMIZER, fqn=site.fqn, call=0)) > 0
     fed = bool(step.differing(Kind.GRAD, site.fqn)) if seen else step.differs_before(order, PASSES)
     earlier = any(
         step.divergences.order[i] < order and (step.sites[i].phase is Phase.START or step.sites[i].call)
@@ -88,8 +88,8 @@ def find_other_optimizer(at: View) -> Iterator[Finding]:
 def find_partial_sum(at: View) -> Iterator[Finding]:
     """Finding where the ranks of one run had not yet added up the gradient as the optimizer took it."""
     if at.cause.rests_on(Thing.GRADIENT_SUM):
-        sites = at.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}), at.site.fqn)
-        yield found("owed", side=side_with_copies(at.first) or owing_side(at.step, sites.tolist()))
+        sites = at.step.of(Kind.GRAD, Phase.OPTIMIZER, fqn=at.site.fqn)
+        yield found("owed", side=side_with_copies(at.first) or owing_side(at.step, sites))
 
 
 @finds("optimizer")
@@ -98,7 +98,7 @@ def find_fresh_state(at: View) -> Iterator[Finding]:
 
     The first differing count of the parameter decides.
     """
-    unions = at.step.of(Kind.OPTIMIZER_STATE, frozenset(Phase), at.site.fqn).tolist()
+    unions = at.step.of(Kind.OPTIMIZER_STATE, fqn=at.site.fqn).tolist()
     for union in (u for u in unions if "step" in at.step.alignment.path[u]):
         a, b = at.table.plain(union, "a"), at.table.plain(union, "b")
         if a != b and "1" in {a, b} and None not in {a, b}:
@@ -143,7 +143,7 @@ def left_in_optimizer(at: View) -> Iterator[str]:
     """Codes of the remaining causes; of a state at the start of a step only `checkpoint`."""
     yield "checkpoint" if at.site.phase is Phase.START else "optimizer"
     if at.site.call:
-        yield "gradients-in-step"
+        yield "zero-grad"
 
 
 # --- tensors that a step changes and no optimizer
@@ -167,7 +167,7 @@ def _is_fed_by_then(step: Step, position: int) -> bool:
 
     It is recorded at the end of the pass. Where its owner is not called, before the record.
     """
-    site, order = step.sites[position], step.order_at(position)
+    site, order = step.sites[position], step.orders[position]
     in_call = site.kind is Kind.BUFFER or site.phase is Phase.FORWARD
     ran = [call.ended for call in step.calls if in_call and call.fqn == owner_of(site.fqn)]
     fed = step.rng_differs() or bool(step.begins.names)
@@ -183,5 +183,5 @@ def buffer_cause(step: Step, position: int) -> Cause | None:
     site, owner = step.sites[position], owner_of(step.sites[position].fqn)
     if site.phase is Phase.START or step.differing(Kind.INPUT, owner) or _is_fed_by_then(step, position):
         return None
-    place = Place(Site(Phase.FORWARD, Kind.INPUT, owner), step.order_at(position), owner)
+    place = Place(Site(Phase.FORWARD, Kind.INPUT, owner), step.orders[position], owner)
     return cause("buffer", *inputs(step, place), *evidence_of("buffer", step, position), module=owner)

@@ -104,7 +104,7 @@ class View:
     @cached_property
     def losses(self) -> tuple[int, int]:
         """Number of losses in the step, in a and in b."""
-        losses = self.step.of(Kind.LOSS, frozenset(Phase))
+        losses = self.step.of(Kind.LOSS)
         return len(self.recorded("a", losses)), len(self.recorded("b", losses))
 
     # --- modules
@@ -161,8 +161,8 @@ class View:
         owner, step = owner_of(self.site.fqn), self.step
         if step.comparison.leaves_modules_out:  # which of them ran is not on record
             return owner
-        ran = (name for name in (owner, *ancestors(owner)) if step.state[step.of(Kind.OUTPUT, FORWARD, name)].any())
-        return next(ran, owner)
+        around = (owner, *ancestors(owner))
+        return next((name for name in around if step.state[step.of(Kind.OUTPUT, *FORWARD, fqn=name)].any()), owner)
 
     # --- optimizers
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.names import generator_of
-from introspect_cli.compare.say import event_words, found
+from introspect_cli.compare.say import found, told
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ class Event(NamedTuple):
 
     def __str__(self) -> str:
         """The event in short: `normal_ of GPT.wte.weight (model.py:15)`."""
-        return event_words(self.by, self.seed, self.name, self.line, mode=self.by in MODES)
+        code = "called" if self.by in MODES else "event" if self.by else "draw"
+        seed = "" if self.seed.startswith("#") else self.seed
+        return told(code, by=self.by, seed=seed, name=self.name, line=self.line, last=not self.line)
 
 
 class Parting(NamedTuple):

@@ -112,7 +112,7 @@ class Optimizers:
         By class and parameters where these are the same in both runs and no two optimizers of a run share them, else by
         name. `paired` has b's optimizers under a's names. `rename` maps names of parameters of a to those of b.
         """
-        one, two = _optimizers_by_name(a, rename), _optimizers_by_name(b)
+        one, two = optimizers_by_name(a, rename), optimizers_by_name(b)
         self.named = {"a": one, "b": two}
         keys = [{(name.partition("#")[0], *sorted(held)): name for name, held in run.items()} for run in (one, two)]
         same = keys[0].keys() == keys[1].keys() and len(keys[0]) == len(one) and len(keys[1]) == len(two)
@@ -171,13 +171,13 @@ def learning_rates(settings: Any) -> Iterator[float]:
 
     Values that are no number are skipped.
     """
-    for held in _optimizers_by_name(settings).values():
+    for held in optimizers_by_name(settings).values():
         for values in held.values():
             rates = (values.get(name) for name in ("lr", "initial_lr"))
             yield from (float(min(rate, 1e6)) for rate in rates if isinstance(rate, (int, float)))
 
 
-def _optimizers_by_name(settings: Any, rename: Callable[[str], str] = str) -> dict[str, _Hyperparameters]:
+def optimizers_by_name(settings: Any, rename: Callable[[str], str] = str) -> dict[str, _Hyperparameters]:
     """Hyper-parameters of its group by optimizer, then by parameter; `rename` maps the parameters' names.
 
     An optimizer without a name has its number, and a group without names is under `group 0`; malformed ones are left

@@ -78,9 +78,9 @@ def files_of(run: Run) -> dict[str, ReadFile]:
     }
 
 
-def tensor_files(run: Run) -> dict[str, str]:
-    """Names of the files of tensors that a run read, by digest, or by name where there is no digest."""
-    return {str(file.digest or name): name for name, file in files_of(run).items() if holds_tensors(name)}
+def tensor_files(run: Run) -> set[str]:
+    """Digests of the files of tensors that a run read, names of those without one."""
+    return {str(file.digest or name) for name, file in files_of(run).items() if holds_tensors(name)}
 
 
 def holds_tensors(name: str) -> bool:
