@@ -108,7 +108,7 @@ def _moment_of(checkpoint: Run) -> At:
 
 
 def _choose_moment(run: At, held: At, partners: Ids) -> tuple[Moment, Any]:
-    """The moment that matches the checkpoint, and the run's ledger then; reads all steps.
+    """The moment that matches the checkpoint, and the run's ledger then; reads all steps twice.
 
     That with most equal checksums, if it has half. Of several, or of all where none has, the one whose tensors are
     nearest to those of the same names, then the earliest.
@@ -120,14 +120,11 @@ def _choose_moment(run: At, held: At, partners: Ids) -> tuple[Moment, Any]:
     """
     every = run.sites.are(Kind.OPTIMIZER_STATE).any()
     goal = np.array([checksum for (kind, _, _), checksum in held.tensors().items() if every or kind != _STATE])
-
-    def rank(at: tuple[Moment, Any]) -> tuple[int, float]:
-        """Sort key of a moment with its ledger."""
-        (step, _), state = at
-        equal = int(np.isin(goal, state["checksum"]).sum())
-        return -equal if 2 * equal >= len(goal) else 0, _distance(run.later(step - run.step), state, held, partners)
-
-    return min(((moment, state.copy()) for moment, state in ledgers(run.reader, run.sites)), key=rank)
+    scores = {moment: int(np.isin(goal, of["checksum"]).sum()) for moment, of in ledgers(run.reader, run.sites)}
+    most = max(scores.values())
+    rivals = {moment for moment, equal in scores.items() if equal == most or 2 * most < len(goal)}
+    nearest = ((moment, of.copy()) for moment, of in ledgers(run.reader, run.sites) if moment in rivals)
+    return min(nearest, key=lambda at: _distance(run.later(at[0][0] - run.step), at[1], held, partners))
 
 
 def _distance(run: At, state: Any, held: At, partners: Ids) -> float:

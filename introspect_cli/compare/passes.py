@@ -49,6 +49,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
 from operator import attrgetter
@@ -423,9 +424,10 @@ def _within_updates(differ: Table, comparison: Comparison, since: Mapping[str, i
     """
     settings = (run.settings_of(comparison.rank).get(OPTIMIZERS) for run in comparison.runs)
     rates = [rate for document in settings for rate in learning_rates(document)]
-    for at in zip((comparison.a, comparison.b), comparison.sites, (differ.step, differ.step_b), strict=True):
-        numbers = At(*at).numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
-        rates += [rate for (_, path), rate in numbers if rate is not None and path.endswith("['lr']")]
+    for site in np.flatnonzero(differ.alignment.are(Kind.HYPERPARAMETER)).tolist():
+        if differ.alignment.path[site].endswith("['lr']"):
+            with suppress(ValueError):  # of what a run says, which anyone may have written
+                rates += [float(differ.plain(site, side) or 0.0) for side in "ab"]
     steps = np.array([differ.step - since.get(fqn, differ.step) + 1 for fqn in differ.fqns])
     with np.errstate(invalid="ignore"):
         far = 2 * max(rates, default=0.0) * steps * np.sqrt(differ.of_layouts("numel")[0])

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.measure import Ids, Layouts, Mask
+from introspect_cli.compare.names import grouped
 from introspect_cli.compare.table import (
     FLOWING_BACK,
     MODULE_VALUES,
@@ -146,8 +147,10 @@ def steps_of(comparison: Sides) -> Paired:
     rows, numbers = list[Ids](), list[Ids]()
     for reader, end, shift in zip(readers, comparison.ends, shifts, strict=True):
         steps = reader.entries["step"].astype(np.int64)
-        wanted = [options.wants_step(step) for step in (steps + shift).tolist()]
-        rows.append(np.flatnonzero(np.array(wanted, np.bool_) & (steps <= (np.inf if end is None else end))))
+        kept = steps <= (np.inf if end is None else end)
+        if options.steps:
+            kept &= np.array([options.wants_step(step) for step in (steps + shift).tolist()], np.bool_)
+        rows.append(np.flatnonzero(kept))
         numbers.append(steps[rows[-1]] + shift)
     common, at_a, at_b = np.intersect1d(numbers[0], numbers[1], assume_unique=True, return_indices=True)
     only = [tuple(each[~np.isin(each, common)].tolist()) for each in numbers]
@@ -311,11 +314,8 @@ def _scaled_outputs(table: Table, rtol: Floats, scalar: Mask) -> tuple[list[int]
         scalar: whether each has no dimensions.
     """
     kinds, scaled, units = (Kind.OUTPUT, Kind.GRAD_OUTPUT), list[int](), dict[str, float]()
-    numbers: dict[tuple[str, str, int], list[int]] = {}
-    for row in np.flatnonzero(table.are(*kinds) & scalar).tolist():
-        site = table.named(row)
-        numbers.setdefault((site.fqn, site.path, site.call), []).append(row)
-    for (fqn, path, _), rows in numbers.items():
+    sites = ((row, table.named(row)) for row in np.flatnonzero(table.are(*kinds) & scalar).tolist())
+    for (fqn, path, _), rows in grouped(((site.fqn, site.path, site.call), row) for row, site in sites).items():
         one, two = table.statistic("mean", np.array(rows))
         same = len(rows) == len(kinds) and abs(one.prod() - two.prod()) <= rtol[rows[0]] * abs(one.prod())
         if same and _times(*np.abs([one[0], two[0]]).tolist()) > 1:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.measure import Floats, Ids, Layouts, Mask, Records, distances, relative
-from introspect_cli.compare.names import strip_wrappers, with_ancestors
+from introspect_cli.compare.names import grouped, strip_wrappers, with_ancestors
 from introspect_cli.records import (
     EVALUATED,
     KIND_CODES,
@@ -162,10 +162,7 @@ class Alignment(Columns):
     @cached_property
     def by_fqn(self) -> dict[str, list[int]]:
         """Union numbers of the sites of each FQN; computed once."""
-        by_name: dict[str, list[int]] = {}
-        for index, name in enumerate(self.fqn):
-            by_name.setdefault(name, []).append(index)
-        return by_name
+        return grouped((name, index) for index, name in enumerate(self.fqn))
 
     def of(self, *what: Kind | Phase, fqn: str | None = None, call: int | None = None) -> Ids:
         """Union numbers of the sites of any of these kinds, in any of these phases (`Columns.are`).
