@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from introspect_cli.capture.frames import line_of, pass_by
 from introspect_cli.capture.naming import NameFilter, Names
@@ -28,6 +28,10 @@ Probe = TypeVar("Probe")
 
 
 _info = functools.lru_cache(maxsize=4096)(SiteInfo)  # one object for all sites of a class that one line calls
+UNCOUNTED_WRITES: Final = (
+    "a tensor on a GPU has changed though torch counted no write (`.data`, or a kernel of the script's own): what came "
+    "again in lean steps before was not read again; `--full-every 1` reads it in every step"
+)
 _ELSEWHERE = frozenset({Phase.START, Phase.BACKWARD})
 """Phases in which the line that runs is not the one that a value comes from."""
 
@@ -145,7 +149,12 @@ class Context:
         pass_by()
 
     def _end_step(self) -> None:
-        """Write rows for modules named since the last step ended, and free the names of models that are gone."""
+        """Write rows for modules named since the last step ended, and free the names of models that are gone.
+
+        Notes, once, that what lean steps left unread has changed in a full one.
+        """
+        if not self.summarizer.sees_writes:
+            self.guard.note(UNCOUNTED_WRITES)
         modules = self.names.new_modules()
         if modules and self.recorder.alive:
             self.rank.modules(modules)

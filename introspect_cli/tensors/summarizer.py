@@ -95,6 +95,11 @@ class Summarizer:
         self._reset()
         _LIVE.add(self)
 
+    @property
+    def sees_writes(self) -> bool:
+        """False from when a GPU's tensor was found changed though torch had counted no write: none is trusted then."""
+        return self._devices.trust
+
     def _reset(self) -> None:
         """Start a step: drop all notes, and begin again with slot 0."""
         self._notes.clear()
@@ -107,7 +112,8 @@ class Summarizer:
         Args:
             tensor: any tensor or `Placed` part.
             lean: whether a GPU may leave out what costs most: sketch, skewness, kurtosis, and to read once more what
-                was lean before in this step and was not written to since, as far as torch counts writes.
+                came before in this step and was not written to since, as far as torch counts writes; what is read again
+                in full steps tells whether it counts all.
 
         Returns:
             The row's slot in this step. What cannot be summarised gets a row with status NOT_OBSERVED or PARTIAL and a
@@ -213,10 +219,13 @@ class Summarizer:
             name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
             prepared.number = self._layouts.number_of(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
         address, token = STORAGE_BEGIN(tensor) + offset, None
-        if lean and not tensor.is_inference():
+        if (lean or batch is None) and not tensor.is_inference():
             token = (address, storage._cdata, tensor._version, prepared.number)  # noqa: SLF001  # as in `_mark`
             if token in engine.slots_of:
-                return engine.slots_of[token][0]
+                known, _ = engine.slots_of[token]
+                if lean and engine.trusts:
+                    return known
+                engine.again.append((known, slot))
         self._layout_of.append(prepared.number)
         if not prepared.element.values:
             self._mark_bits_only(slot, tensor.dtype)
@@ -229,7 +238,7 @@ class Summarizer:
             batch.setdefault(engine, []).append((slot, [Item(prepared, address)]))
         if token is not None:
             # Held weakly, a storage that is freed leaves its name to no other within the step.
-            engine.slots_of[token] = slot, StorageWeakRef(storage)
+            engine.slots_of.setdefault(token, (slot, StorageWeakRef(storage)))
         return slot
 
     def _add_unusual(self, tensor: Any) -> None:

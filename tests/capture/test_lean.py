@@ -7,16 +7,28 @@ import torch
 from made_gpu import made_gpu
 from opcapture import captured, compared, records
 
+from introspect_cli.capture.context import UNCOUNTED_WRITES
 from introspect_cli.records import Kind
+from introspect_cli.store.run import open_run
 
 pytestmark = pytest.mark.gpu
 
 PASSING = (Kind.INPUT, Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 
 
-def train(scale=1.0, steps=13):
+class Written(torch.nn.Sequential):
+    """Layers between which a write happens that torch does not count."""
+
+    def forward(self, x):
+        for layer in self:
+            x = layer(x)
+            x.data.mul_(2)
+        return x
+
+
+def train(scale=1.0, steps=13, container=torch.nn.Sequential):
     torch.manual_seed(0)
-    body = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))
+    body = container(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))
     optimizer = torch.optim.SGD(body.parameters(), lr=0.1)
     for step in range(steps):
         x = torch.randn(8, 16) * (scale if step == 11 else 1.0)
@@ -65,3 +77,15 @@ def test_a_difference_in_a_lean_step_has_its_place_and_is_called_tolerated_by_no
     assert tolerant.counts.within > 0, "parameters and their gradients have their sketches"
     assert any("have no sketch to hold against the tolerance" in note for note in tolerant.notes)
     assert compared(runs["plain"], runs["scaled"], rtol=0.01).first.step == 11
+
+
+def test_a_write_that_torch_does_not_count_is_found_in_full_steps_and_from_then_on_all_is_read(runs, tmp_path):
+    with made_gpu():
+        written = captured(tmp_path / "written", lambda: train(container=Written))
+    noted = []
+    for run in (runs["plain"], written):
+        with open_run(run) as opened:
+            noted.append(UNCOUNTED_WRITES in opened.manifest["not_observed"])
+    assert noted == [False, True]
+    sums = {(each.site.fqn, each.site.kind): each.summary.checksum for each in records(written, 12)}
+    assert sums["Written.1", Kind.INPUT] != sums["Written.0", Kind.OUTPUT]

@@ -72,11 +72,13 @@ class Pending:
         engine: whose rows they are.
         blocks: where they lie.
         slots: the summarizer's slot of each row; a tensor in several parts has a row for each.
+        again: pairs of slots that have one checksum, if torch counts all that is written.
     """
 
     engine: DeviceEngine
     blocks: list[Block]
     slots: list[int]
+    again: list[tuple[int, int]]
     _wait: Callable[[], object] | None = None
 
     def is_ready(self) -> bool:
@@ -89,7 +91,8 @@ class Pending:
     def fill(self, rows: Rows) -> None:
         """Wait for the rows, put each at its slot of `rows`, shape (n, 32), and give the blocks back.
 
-        Those of one slot are added up. Call it once only, and only after `is_ready` was True.
+        Those of one slot are added up, and the engine trusts no count of writes from now on where what came again was
+        another. Call it once only, and only after `is_ready` was True.
         """
         assert self._wait is not None
         self._wait()
@@ -99,6 +102,8 @@ class Pending:
         for slot in {slot for slot, times in Counter(self.slots).items() if times > 1}:
             parts = found[np.array(self.slots) == slot]
             KERNELS.merge(parts.ctypes.data, len(parts), rows[slot].ctypes.data)
+        if any(rows[first, r.RAW] != rows[second, r.RAW] for first, second in self.again):
+            self.engine.trusts = False
 
 
 # ---
@@ -233,7 +238,9 @@ class DeviceEngine:
         self.free: list[Block] = []
         """Blocks whose rows were read, for later steps to write to."""
         self.slots_of: dict[Hashable, tuple[int, StorageWeakRef]] = {}
-        """Slots of this step's lean rows, by what they are of, with what keeps that the only one of its name."""
+        """Slots of this step's rows, by what they are of, with what keeps that the only one of its name."""
+        self.trusts = True
+        """Whether all that is written has been counted by torch, as far as full steps tell."""
         self.is_capturing: Callable[[], bool] = bool if self.cuda is None else self.cuda.is_current_stream_capturing
         """Whether a CUDA graph is being captured on this thread's stream; False without streams."""
         self._begin_step()
@@ -244,13 +251,14 @@ class DeviceEngine:
         self.slots: list[int] = []
         self._next = self._end = 0  # addresses of the next row, and behind the last one there is memory for
         self.slots_of.clear()
+        self.again: list[tuple[int, int]] = []
 
     def hand_over(self) -> Pending:
         """Queue the copy to the host of all rows since the last call, and start again without rows.
 
         While a CUDA graph is being captured, the copy is left to `Pending.is_ready`.
         """
-        pending = Pending(self, self._blocks, self.slots)
+        pending = Pending(self, self._blocks, self.slots, self.again)
         self._begin_step()
         pending.is_ready()
         return pending
@@ -587,6 +595,11 @@ class Devices:
             self.reasons[device] = reason
             self._engines[device] = made = None if reason else made
             return made
+
+    @property
+    def trust(self) -> bool:
+        """Whether torch has counted all that is written on each device, as far as full steps tell."""
+        return all(engine.trusts for engine in self._engines.values() if engine is not None)
 
     def hand_over(self) -> list[Pending]:
         """Queue the copy to the host of all rows since the last call; a `Pending` for each device with rows."""
