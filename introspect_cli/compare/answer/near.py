@@ -191,8 +191,8 @@ def _last_part(name: str) -> str:
 def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths, ...]:
     """Statements of one version that are RECORDED, COMPUTES, BUILDS and BETWEEN, in this order, with their depths.
 
-    Left out is what runs after a place in the first forward pass; what runs ahead of the last module that agreed, or
-    reaches other parts of the output alone, is one deeper.
+    Left out is what runs after a place in the first forward pass, in the module's own code behind its first output too;
+    what runs ahead of the last module that agreed, or reaches other parts of the output alone, is one deeper.
 
     Args:
         code: the version.
@@ -215,12 +215,16 @@ def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths
     if at.cause.reason == "gap":  # what was not recorded may be anything
         between.update(code.statements)
     reach = recorded, computes, code.statements_behind([*recorded, *computes], models), dict.fromkeys(between, 0)
-    is_in_first_pass = at.site.phase is Phase.FORWARD and at.first.step == 0 and at.cause.reason != "gap"
-    late = _statements_beside(code, at, ancestors(at.site.fqn) * is_in_first_pass, at.site.fqn, after=True)
+    is_in_first_pass = at.site.phase is Phase.FORWARD and at.first.step == 0
+    around = ancestors(at.site.fqn) if is_in_first_pass and at.cause.reason != "gap" else ()
+    late = _statements_beside(code, at, around, at.site.fqn, after=True)
     aside = _statements_beside(code, at, [at.cause.module] * bool(at.cause.after), at.cause.after, after=False)
     kind, part, owner = at.site.kind, at.site.path.strip("[]"), at.modules.get(at.site.fqn)
-    if kind is Kind.OUTPUT and part.isdecimal() and owner is not None:
-        aside |= {s for p in code.methods(owner.module_class, "forward") for s in code.statements_apart(p, int(part))}
+    for place in code.methods(owner.module_class, "forward") if kind is Kind.OUTPUT and owner is not None else ():
+        if part.isdecimal():
+            aside |= code.statements_apart(place, int(part))
+        if is_in_first_pass and not at.site.call:
+            late |= code.statements_after(place, int(part) if part.isdecimal() else None)
     return tuple({s: depth + (s in aside) for s, depth in depths.items() if s not in late} for depths in reach)
 
 

@@ -220,21 +220,33 @@ class Code:
             ):
                 calling = [s for s in self.by_definition[place] if name in s.takes]
                 for s in self.by_definition[place] if calling and not place[1].endswith("__init__") else ():
-                    both = {*s.around} & {*calling[-1].around, calling[-1]}
-                    again = any(isinstance(each.node, _LOOPS) for each in both)
-                    if s.lines[0] > calling[-1].lines[1] and not again if after else s.lines[1] < calling[0].lines[0]:
+                    if _is_behind(s, calling[-1]) if after else s.lines[1] < calling[0].lines[0]:
                         yield s
+
+    def _givers_of_part(self, place: Definition, part: int | None) -> list[Statement]:
+        """Statements of a function that give names in a part of the tuple it returns, or in all (None); [] without one."""
+        inside = self.by_definition[place]
+        given = [s.node.value for s in inside if isinstance(s.node, ast.Return) and s.node.value is not None]
+        if part is not None and not all(len(getattr(each, "elts", ())) > part for each in given):
+            return []
+        parts = given if part is None else [each.elts[part] for each in given]  # type: ignore[attr-defined] # tuples
+        names = {n.id for each in parts for n in ast.walk(each) if isinstance(n, ast.Name)}
+        return [s for s in inside if names & {name.rpartition(":")[2] for name in s.gives}]
 
     def statements_apart(self, place: Definition, part: int) -> set[Statement]:
         """Statements of a function whose values do not reach that part of the tuple it returns; none without one."""
-        inside = {*self.by_definition[place]}
-        given = [getattr(s.node.value, "elts", ()) for s in inside if isinstance(s.node, ast.Return)]
-        if not all(len(parts) > part for parts in given):
-            return set()
-        names = {n.id for parts in given for n in ast.walk(parts[part]) if isinstance(n, ast.Name)}
-        seeds = {s: 0 for s in inside if names & {name.rpartition(":")[2] for name in s.gives}}
+        inside, seeds = {*self.by_definition[place]}, dict.fromkeys(self._givers_of_part(place, part), 0)
         behind = _closure(seeds, lambda s: inside.intersection(self._statements_before(s, ())), len(inside))
-        return {s for s in inside - behind.keys() if not isinstance(s.node, ast.Return)}
+        return {s for s in inside - behind.keys() if seeds and not isinstance(s.node, ast.Return)}
+
+    def statements_after(self, place: Definition, part: int | None) -> set[Statement]:
+        """Statements of a function behind the last that gives a part of what it returns, as `statements_apart` has it.
+
+        Those in a loop with that are left out.
+        """
+        giving, inside = self._givers_of_part(place, part), self.by_definition[place]
+        last = max(giving, key=lambda s: s.lines[1], default=inside[-1])
+        return {s for s in inside if _is_behind(s, last) and not isinstance(s.node, ast.Return)}
 
     def reached_from(self, *places: Definition, depth: int = 0) -> Depths:
         """Statements of these functions and of all that they call or name, each with `depth` plus the calls between."""
@@ -277,6 +289,12 @@ class Code:
         """Outermost statements around calls of `backward`, with all statements in them; none for a call outside any."""
         heads = {s.around[0] for s in self.callers.get("backward", ()) if s.around}
         return {s for s in self.statements if s in heads or heads.intersection(s.around)}
+
+
+def _is_behind(statement: Statement, other: Statement) -> bool:
+    """Whether a statement of a function stands behind another one, in no loop with it."""
+    both = {*statement.around} & {*other.around, other}
+    return statement.lines[0] > other.lines[1] and not any(isinstance(each.node, _LOOPS) for each in both)
 
 
 def _closure(seeds: Depths, step: Callable[[Statement], Iterable[Statement]], most: int) -> Depths:
