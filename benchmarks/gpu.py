@@ -514,7 +514,8 @@ def main() -> int:
     options = parser.parse_args()
     if not options.dry_run and not torch.cuda.is_available():
         parser.error("torch sees no GPU here; --dry-run tries this script without one")
-    device, end = torch.device("cpu" if options.dry_run else options.device), time.monotonic() + 60 * options.minutes
+    device = torch.device("cpu" if options.dry_run else options.device)
+    end = math.inf if options.dry_run else time.monotonic() + 60 * options.minutes
     place = Place(device, options.dry_run, options.models, options.blocks, end)
     facts = machine(place)
     print(", ".join(f"{name} {value}" for name, value in facts.items() if value), flush=True)
