@@ -34,12 +34,10 @@ def look():
 look()
 net = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-for _ in range(2):
-    net(torch.randn(3, 2)).sum().backward()
-    optimizer.step()
+net(torch.randn(3, 2)).sum().backward()
+optimizer.step()
 look()
-with open("found.json", "w") as file:
-    json.dump([sorted(places) for _, places in found.values()], file)
+json.dump([sorted(places) for _, places in found.values()], open("found.json", "w"))
 """
 
 NO_ROW = {
