@@ -1,11 +1,12 @@
 """The GPU kernels, and captures with them, on a real GPU: are they right, how fast, what do they cost, do they disturb?
 
-    python benchmarks/gpu.py                       # some eight minutes on one GPU; torch and Triton are all it needs
+    python benchmarks/gpu.py                       # at most ten minutes on one GPU; torch and Triton are all it needs
     python benchmarks/gpu.py --only kernels host
     python benchmarks/gpu.py --dry-run             # every section on the CPU with tiny sizes: does this script work?
 
-Prints a table as it goes and writes gpu.json. Sections: correctness, kernels, host, counted, overhead,
-memory, processes.
+Prints a table as it goes and writes gpu.json. Sections: overhead (first, of the models that have targets), correctness,
+kernels, host, memory, processes, others (overhead of further models), counted. What would begin after --minutes is left
+out, and a line says so.
 A section that fails is a line that says why, and the exit status is 1 if anything failed or the bits of a way differ.
 A missed target is a line too. With --dry-run, Triton's interpreter runs the kernels, and figures mean nothing.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import functools
 import json
 import math
 import os
@@ -54,16 +56,21 @@ if TYPE_CHECKING:
 OPERATORS = frozenset({Kind.OP_OUTPUT})
 MODES: dict[str, CaptureOptions] = {
     "everything": CaptureOptions(),
+    "everything, in full": CaptureOptions(full_every=1),
     "checksums only": CaptureOptions(stats=(), sketch=False),
     "state": CaptureOptions(record=frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})),
     "op level": CaptureOptions(level="op", record=CaptureOptions().record | OPERATORS),
     "off schedule": CaptureOptions(steps=Schedule.parse("1000000")),
 }
+FIRST, COUNTED = 10, 20
+"""Captured steps that are not counted, all in full, and those that are: one of them in full, as of any twenty after."""
 TARGETS = {
-    ("GPT 124M", "everything"): 1.05,
-    ("GPT 124M", "checksums only"): 1.02,
+    ("GPT 124M", "everything"): 1.30,
+    ("GPT 124M", "checksums only"): 1.15,
+    ("GPT 124M", "state"): 1.03,
+    ("GPT 124M", "op level"): 2.0,
     ("GPT 124M", "off schedule"): 1.001,
-    ("GPT 1.3B", "everything"): 1.02,
+    ("ResNet-50", "everything"): 1.6,
 }
 
 
@@ -76,12 +83,14 @@ class Place:
         dry: whether sizes are tiny.
         models: names of the models whose overhead is measured, as a glob.
         blocks: how often captured steps are measured between bare ones.
+        end: when nothing more is begun, by `time.monotonic`.
     """
 
     device: torch.device
     dry: bool
     models: str = "*"
     blocks: int = 4
+    end: float = math.inf
 
     def wait(self) -> None:
         """Until the device has done all that was queued."""
@@ -322,18 +331,18 @@ def counted(_place: Place) -> Iterator[Row]:
                 if number in (9, 11):
                     name = "in full" if number == 9 else "lean"
                     merged = sum(isinstance(kernel, Merging) for kernel, _, _ in launches.launched)
-                    distinct = dict(one[:2] for one in launches.read)
+                    distinct = {(checksum, size) for _, size, _, checksum in launches.read}
                     yield Row(f"GPT d=128, a step {name}: launches", len(launches.launched))
                     yield Row(f"GPT d=128, a step {name}: of these, to add up rows of programs", merged)
                     yield Row(f"GPT d=128, a step {name}: tensors read", len(launches.read))
                     yield Row(f"GPT d=128, a step {name}: read", sum(one[1] for one in launches.read) / 1e6, "MB")
-                    yield Row(f"GPT d=128, a step {name}: of addresses that differ", sum(distinct.values()) / 1e6, "MB")
+                    yield Row(f"GPT d=128, a step {name}: that differ", sum(size for _, size in distinct) / 1e6, "MB")
 
 
 def captured(options: CaptureOptions, directory: Path, step: Callable[[], None], count: int, place: Place) -> float:
-    """Seconds a step of `count` captured ones, after two that are not counted."""
+    """Seconds a step of `count` captured ones, after the first ones, which are in full."""
     with measuring.captured(options, directory):
-        timed(step, 2, place)
+        timed(step, 2 if place.dry else FIRST, place)
         return timed(step, count, place)
 
 
@@ -364,11 +373,11 @@ def models(place: Place) -> dict[str, Callable[[], Callable[[], None]]]:
     }
 
 
-def overhead(place: Place) -> Iterator[Row]:
-    """Captured over bare steps that alternate, by model and mode."""
-    blocks, count = (1, 1) if place.dry else (place.blocks, 8)
+def overhead(place: Place, *, held: bool = True) -> Iterator[Row]:
+    """Captured over bare steps that alternate, by model and mode: of the models with a target, or of the others."""
+    blocks, count = (1, 1) if place.dry else (place.blocks, COUNTED)
     for name, build in models(place).items():
-        if not fnmatch.fnmatchcase(name, place.models):
+        if not fnmatch.fnmatchcase(name, place.models) or held != any(name == model for model, _ in TARGETS):
             continue
         try:
             step = build()
@@ -380,6 +389,9 @@ def overhead(place: Place) -> Iterator[Row]:
         bare = []
         with tempfile.TemporaryDirectory() as scratch:
             for mode, options in MODES.items():
+                if time.monotonic() > place.end:
+                    yield Row(f"{name}: {mode}", None, note=NO_TIME)
+                    continue
                 ratios = []
                 for block in range(blocks):
                     before = timed(step, count, place)
@@ -389,7 +401,7 @@ def overhead(place: Place) -> Iterator[Row]:
                     bare.append(beside)
                 target = None if place.dry else TARGETS.get((name, mode))
                 yield bounded(f"{name}: {mode}", statistics.median(ratios), "x", most=target)
-        yield Row(f"{name}: a bare step", statistics.median(bare) * 1e3, "ms")
+        yield Row(f"{name}: a bare step", statistics.median(bare) * 1e3 if bare else None, "ms")
         del step
         if place.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -445,14 +457,16 @@ def processes(place: Place) -> Iterator[Row]:
     yield Row("captured at once on one device", count - len(failed), f"/{count}", "all", _ok(not failed), note)
 
 
+NO_TIME = "no time was left"
 SECTIONS: dict[str, Callable[[Place], Iterator[Row]]] = {
+    "overhead": overhead,
     "correctness": correctness,
     "kernels": kernels,
     "host": host,
-    "counted": counted,
-    "overhead": overhead,
     "memory": memory,
     "processes": processes,
+    "others": functools.partial(overhead, held=False),
+    "counted": counted,
 }
 
 
@@ -463,10 +477,13 @@ def _said(error: Exception) -> str:
 def measured(place: Place, chosen: list[str]) -> Iterator[Row]:
     """The rows of all sections, as they come; what fails is a row."""
     for name in chosen:
+        if time.monotonic() > place.end:
+            yield Row("the section", None, note=NO_TIME, section=name)
+            continue
         try:
             for row in SECTIONS[name](place):
                 yield replace(row, section=name)
-        except Exception as error:  # noqa: PERF203  # one section's failure is not the next one's
+        except Exception as error:  # one section's failure is not the next one's
             traceback.print_exc()
             yield Row("the section", None, verdict="FAILED", note=_said(error), section=name)
 
@@ -492,13 +509,14 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections")
     parser.add_argument("--models", default="*", help="names of the models whose overhead is measured, as a glob")
     parser.add_argument("--blocks", type=int, default=4, help="how often overhead is measured")
+    parser.add_argument("--minutes", type=float, default=8, help="after which nothing more is begun")
     parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="file to write")
     options = parser.parse_args()
     if not options.dry_run and not torch.cuda.is_available():
         parser.error("torch sees no GPU here; --dry-run tries this script without one")
-    place = Place(
-        torch.device("cpu" if options.dry_run else options.device), options.dry_run, options.models, options.blocks
-    )
+    device = torch.device("cpu" if options.dry_run else options.device)
+    end = math.inf if options.dry_run else time.monotonic() + 60 * options.minutes
+    place = Place(device, options.dry_run, options.models, options.blocks, end)
     facts = machine(place)
     print(", ".join(f"{name} {value}" for name, value in facts.items() if value), flush=True)
     began, rows = time.perf_counter(), []

@@ -45,20 +45,21 @@ FOURTEEN = (
 )
 
 MODES: dict[str, tuple[CaptureOptions, float]] = {
-    "everything": (CaptureOptions(), 1.10),
-    "checksums only": (CaptureOptions(stats=(), sketch=False), 1.05),
+    "everything": (CaptureOptions(), 1.08),
+    "checksums only": (CaptureOptions(stats=(), sketch=False), 1.04),
     "outside schedule": (CaptureOptions(steps=Schedule.parse("1000000")), 1.005),
     "state, 14 statistics": (CaptureOptions(record=STATE, stats=FOURTEEN, sketch=False), 1.06),
     # Every operator's results with checksum and statistics: alone, and beside what is recorded of modules.
-    "op level, no modules": (CaptureOptions(level="op", record=OPERATORS, sketch=False), 1.5),
-    "op level": (CaptureOptions(level="op", record=CaptureOptions().record | OPERATORS, sketch=False), 1.5),
+    "op level, no modules": (CaptureOptions(level="op", record=OPERATORS, sketch=False), 2.5),
+    "op level": (CaptureOptions(level="op", record=CaptureOptions().record | OPERATORS, sketch=False), 2.5),
 }
 """The options of each mode, and the ratio it should have."""
 OTHERS: dict[str, dict[str, float]] = {
-    "gpt d=128": {"everything": 1.12, "checksums only": 1.06},
-    "cnn": {"everything": 1.15, "checksums only": 1.15},
-    "200 small layers": {"everything": 1.40, "checksums only": 1.40},
-    "200 layers of 8": {"everything": 1.25, "checksums only": 1.25, "op level, no modules": 2.5, "op level": 2.5},
+    "gpt d=128": {"everything": 1.11, "checksums only": 1.05},
+    "gpt 2x64": {"everything": 1.15, "checksums only": 1.15},
+    "cnn": {"everything": 1.12, "checksums only": 1.12},
+    "200 small layers": {"everything": 1.35, "checksums only": 1.35},
+    "200 layers of 8": {"everything": 1.35, "checksums only": 1.35},
 }
 """Where a step computes little for the tensors it has: the ratios that it should have instead, by mode."""
 assert set(FOURTEEN) <= set(DEFAULT_STATS)

@@ -1,6 +1,6 @@
 """Models and training steps that the benchmarks run, by torch alone.
 
-On a CPU a GPT in three sizes, a CNN, an LSTM and many small tensors; on a GPU a GPT and a ResNet-50 of usual sizes.
+On a CPU a GPT in four sizes, a CNN, an LSTM and many small tensors; on a GPU a GPT and a ResNet-50 of usual sizes.
 """
 
 from __future__ import annotations
@@ -175,9 +175,9 @@ def _step(model: nn.Module, batch: torch.Tensor, target: torch.Tensor) -> Callab
     return step
 
 
-def _gpt(width: int) -> Callable[[], None]:
+def _gpt(width: int, depth: int = 6) -> Callable[[], None]:
     tokens = torch.randint(4096, (8, 129))
-    return _step(GPT(width), tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+    return _step(GPT(width, depth), tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
 
 def large_gpt(shape: Shape, device: torch.device, *, compiled: bool = False) -> Callable[[], None]:
@@ -224,6 +224,7 @@ WORKLOADS: dict[str, Callable[[], Callable[[], None]]] = {
     "gpt d=256": lambda: _gpt(256),
     "gpt d=128": lambda: _gpt(128),
     "gpt d=512": lambda: _gpt(512),
+    "gpt 2x64": lambda: _gpt(64, 2),
     "cnn": lambda: _step(_convolutions(), torch.randn(32, 3, 32, 32), torch.randint(10, (32,))),
     "lstm": lambda: _step(Recurrent(), torch.randint(1000, (16, 64)), torch.randint(10, (16,))),
     "200 layers of 8": lambda: _step(Tower(200, 8), torch.randn(16, 8), torch.randn(16, 8)),

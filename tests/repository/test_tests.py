@@ -54,6 +54,7 @@ ENTRIES = {
         tensors.intake tensors.parallel
     """,
     "names of torch that have to be where they were": "capture.private_api capture.torch_distributed",
+    "the table of what a capture replaces": "capture.events",
     "processes beside a training, for which a busy machine has to wait longer": "capture.background publish.send",
     "one pass of a model, however it was compiled": "capture.run_once",
     "patterns of two arrays: some thirty, of which each would be two runs": "compare.elements",

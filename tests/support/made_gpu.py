@@ -29,7 +29,7 @@ class Launches:
 
     Attributes:
         launched: the kernel, programs and arguments of each launch.
-        read: address, bytes and kernel of each run of elements that was read.
+        read: address, bytes, kernel and checksum of each run of elements that was read.
     """
 
     def __init__(self):
@@ -51,9 +51,9 @@ class Launches:
             self._summarise(variant, *arguments[3:7], arguments[-1])
 
     def _summarise(self, variant, address, count, first, row, lookup):
-        self.read.append((address, count * variant.size, variant))
         flags = k.STATS * variant.stats | k.SKETCH * variant.sketch
         self._engine.summarise_contiguous(row, address, count, first, variant.kind, lookup, flags)
+        self.read.append((address, count * variant.size, variant, int(_memory(row, r.WORDS, np.int64)[r.RAW])))
         words = _memory(row, r.WORDS, np.float64)
         words[[r.MEDIAN, r.MODE]] = np.nan
         if variant.lean:

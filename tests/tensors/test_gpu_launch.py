@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from counted import calls_of
 from kernel_values import expected_row
 from made_gpu import made_gpu
+from opcapture import captured
 from summaries import taken
 
 from introspect_cli.tensors import rows as r
@@ -193,3 +195,45 @@ def test_kernels_that_compute_something_else_are_not_used(monkeypatch):
     right[r.RAW] -= 1
     right.view(torch.float64)[r.MEAN] += 1.0
     assert "statistics" in engines.reason_to_distrust(engine)
+
+
+def test_a_step_has_half_a_launch_a_tensor_adds_rows_up_once_and_reads_nothing_twice_where_it_is_lean(tmp_path):
+    steps = []
+
+    def train():
+        torch.manual_seed(0)
+        body = torch.nn.Sequential(*(layer for _ in range(3) for layer in (torch.nn.Linear(32, 32), torch.nn.ReLU())))
+        optimizer, batch = torch.optim.AdamW(body.parameters()), torch.randn(8, 32)
+        for _ in range(12):
+            launches.launched.clear(), launches.read.clear()
+            body(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps.append((list(launches.launched), list(launches.read)))
+
+    with made_gpu() as launches:
+        captured(tmp_path / "run", train)
+    for step, most_launched, most_read in ((9, 0.55, 1.15), (11, 0.48, 1.03)):
+        launched, read = steps[step]
+        assert len(read) > 40
+        assert len(launched) <= most_launched * len(read)
+        assert sum(isinstance(variant, Merging) for variant, _, _ in launched) == 1
+        different = {(checksum, size) for _, size, _, checksum in read}
+        assert sum(size for _, size, _, _ in read) <= most_read * sum(size for _, size in different)
+
+
+@pytest.mark.parametrize(("lean", "most"), [(False, 8), (True, 6.5)])
+def test_the_host_does_little_for_a_tensor(lean, most):
+    """Functions of introspect that are called for one, half of them twice, beside a launcher that does nothing."""
+    tensors, launched = [torch.randn(64 + at % 5) for at in range(200)], []
+    with made_gpu(lambda *given: launched.append(given)):
+        summarizer = Summarizer()
+        for _ in range(2):  # layouts are met for the first time in the first step
+            launched.clear()
+            made, _ = calls_of(lambda: [summarizer.add(x, lean=lean) for x in tensors for _ in range(2)])
+            together, _ = calls_of(lambda: summarizer.add_all([x.clone() for x in tensors], lean=lean))
+            ended, _ = calls_of(summarizer.end_step)
+        assert made <= most * 400
+        assert together <= 9 * 200
+        assert ended <= 50
+        assert len(launched) <= (200 if lean else 400) + 5
