@@ -83,15 +83,14 @@ def facts_of(func: Any, globs: tuple[str, ...], *, views: bool) -> OpFacts:
     name = f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}"
     base = name.split(".")[1]
     unwritten = base in _UNWRITTEN
-    aliases = [value.alias_info for value in schema.returns]
-    view = base in _ALSO_VIEWS or any(alias is not None and not alias.is_write for alias in aliases)
-    returned = set().union(*(alias.before_set for alias in aliases if alias is not None and alias.is_write))
+    aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
+    view = base in _ALSO_VIEWS or not all(alias.is_write for alias in aliases)
+    returned = set().union(*(alias.before_set for alias in aliases if alias.is_write))
+    arguments = [(at, one, one.alias_info) for at, one in enumerate(schema.arguments) if one.alias_info is not None]
     written = tuple(
-        (-1 if argument.kwarg_only else position, argument.name)
-        for position, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None
-        and argument.alias_info.is_write
-        and not argument.alias_info.before_set & returned
+        (-1 if one.kwarg_only else position, one.name)
+        for position, one, alias in arguments
+        if alias.is_write and not alias.before_set & returned
     )
     recorded = not unwritten and (views or not view) and _is_wanted(name, globs)
     return OpFacts(name, recorded, unwritten, base.startswith("_foreach_"), written)
@@ -297,12 +296,7 @@ class OpProbe(GuardedProbe):
         """Last site that wrote each piece of memory in this step, by address."""
         self._arguments: dict[str, dict[str, Any]] = {}
         self._mode = OpMode(self)
-
-    def remove(self) -> None:
-        """Stop listening and recording, and pop the mode from this thread's stack."""
-        super().remove()
-        self.live = False
-        self._mode.leave_stack()
+        self._patches.undo_by(self._mode.leave_stack, functools.partial(setattr, self, "live", False))
 
     def on_begin(self) -> None:
         """Start to record as a step begins, with phase data for operators outside of modules.
@@ -396,10 +390,9 @@ class OpProbe(GuardedProbe):
             if name is None or not name.watched:
                 return None
             return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
-        try:
-            return self._by_node[number]
-        except KeyError:
-            return None if "Compiled" in node.name() else OpCall(Phase.FORWARD, SCRIPT, "", _NO_OPERATOR)
+        if number in self._by_node or "Compiled" in node.name():
+            return self._by_node.get(number)
+        return OpCall(Phase.FORWARD, SCRIPT, "", _NO_OPERATOR)
 
     def record_results(self, run: Run, frame: FrameType | None) -> None:
         """Record the results of an operator that has run, if it is recorded and `_find_call` returns its call.
@@ -452,9 +445,8 @@ class OpProbe(GuardedProbe):
             site = call.sites.get(path)
             if site is None:
                 place = Site(call.phase, Kind.OP_OUTPUT, call.fqn, call.number, facts.name + path)
-                site = call.sites[path] = self._recorder.site(
-                    place, SiteInfo(call.module_class, facts.name, call.source)
-                )
+                info = SiteInfo(call.module_class, facts.name, call.source)
+                site = call.sites[path] = self._recorder.site(place, info)
                 self._note_arguments(run, call)
             given = given or self._given_of(node, run, each=facts.each)
             self._recorder.emit(site, value, given)

@@ -15,7 +15,7 @@ from introspect_cli.capture.frames import line_of
 from introspect_cli.capture.naming import ById, FreeNames
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.objects import BuiltProbe
-from introspect_cli.records import Kind, Phase, Site, SiteInfo
+from introspect_cli.records import Kind, Phase, SiteInfo
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.views import unobserved
 
@@ -68,11 +68,10 @@ class DataProbe(GuardedProbe):
         It may end a step, and begins one, if none has begun, where gradients are on.
         """
         with unobserved():
-            clock, began = self._context.clock, False
+            clock = self._context.clock
             clock.end_step_before_batch()
-            start = self._recorder.rows
-            if torch.is_grad_enabled():
-                began = not clock.begun
+            start, began = self._recorder.rows, torch.is_grad_enabled() and not clock.begun
+            if began:
                 clock.begin()
 
         def drew(batch: object) -> None:
@@ -120,7 +119,7 @@ class DataProbe(GuardedProbe):
             self._drawn.append(self._last)
         trains = torch.is_grad_enabled() or not evaluation.has_training
         phase = Phase.DATA if trains else Phase.EVAL
-        if self._recorder.wanted and (phase is Phase.DATA or self._context.clock.evaluation.wanted):
+        if self._recorder.wanted and (phase is Phase.DATA or evaluation.wanted):
             self._record(batch, *self._next_call(source, phase))
 
     def _next_call(self, source: _Source | None, phase: Phase) -> tuple[str, Phase, int]:
@@ -146,18 +145,17 @@ class DataProbe(GuardedProbe):
             return
         self._built.forget_training()
         before, self._names[Phase.DATA] = self._names[Phase.DATA], FreeNames()
-        renamed: dict[str, str] = {}
-        counts = self._context.counts
+        changes: dict[str, dict[str, str]] = {}
+        counts, rows = self._context.counts, self._recorder
         mine = {what: counts.pop(what) for what in list(counts) if what[0] is self}
         for reference in self._drawn if kept is not None else ():
             source = reference()
-            old = None if source is None else before.find(source)
-            if source is not None and old is not None:
-                renamed[old] = self._names[Phase.DATA].name(source, source.class_name)
-                self._built.add_loader(Phase.DATA, renamed[old], source.settings)
-                counts[self, renamed[old], Phase.DATA] = mine.get((self, old, Phase.DATA), 0)
-        rows, of_site = self._recorder, {old: {"fqn": new} for old, new in renamed.items()}
-        rows.put(rows.take_back(0), lambda site: of_site.get(site.fqn, {}) if site.kind is Kind.BATCH else {})
+            if source is not None and (old := before.find(source)) is not None:
+                new = self._names[Phase.DATA].name(source, source.class_name)
+                self._built.add_loader(Phase.DATA, new, source.settings)
+                counts[self, new, Phase.DATA] = mine.get((self, old, Phase.DATA), 0)
+                changes[old] = {"fqn": new}
+        rows.put(rows.take_back(0), lambda site: changes.get(site.fqn, {}) if site.kind is Kind.BATCH else {})
 
     def on_evaluation(self, taken: list[Row]) -> None:
         """Record batches that were taken out of a step as those of an evaluation, if wanted.
@@ -168,8 +166,7 @@ class DataProbe(GuardedProbe):
         Args:
             taken: the rows that were taken out.
         """
-        source = self._last() if self._last is not None else None
-        if source is None:
+        if self._last is None or (source := self._last()) is None:
             return
         name = self._names[Phase.DATA].find(source)
         if name is not None and source.number not in self._context.clock.evaluation.feeding:
@@ -182,7 +179,7 @@ class DataProbe(GuardedProbe):
             rows.put(taken, lambda site: batch if site.kind is Kind.BATCH else None)
 
     def _record(self, batch: object, loader: str, phase: Phase, call: int) -> None:
-        """Record random draws so far, then each leaf of a batch; a gap if the batch cannot be looked into.
+        """Record random draws so far, then each leaf of a batch.
 
         Args:
             batch: any nested value.
@@ -193,13 +190,8 @@ class DataProbe(GuardedProbe):
         if self._context.draws.moved():
             self._context.draws.note(phase, loader, call, before=True)
         info = SiteInfo(loader.partition("#")[0], source=line_of(sys._getframe(1)))  # noqa: SLF001 - the documented way to a frame
-        try:
-            leaves = flatten(batch)
-        except Exception as error:  # looking into an object of the script's runs code of the script's
-            site = self._recorder.site(Site(phase, Kind.BATCH, loader, call, ""), info)
-            self._recorder.gap(site, f"{type(batch).__name__} cannot be looked into: {type(error).__name__}")
-            return
-        self._emit(phase, Kind.BATCH, loader, [(path, _recordable(leaf)) for path, leaf in leaves], call, info)
+        leaves = [(path, _recordable(leaf)) for path, leaf in flatten(batch)]
+        self._emit(phase, Kind.BATCH, loader, leaves, call, info)
 
 
 def _recordable(leaf: object) -> object:

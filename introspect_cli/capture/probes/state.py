@@ -84,15 +84,9 @@ class StateProbe(GuardedProbe):
             names.name_holders_of(list(held.values()))  # while it holds them
         if names.find(module) is None:
             return None
-        swapped = {
-            key: name
-            for key in values
-            if key in held
-            and values[key] is not held[key]
-            and (name := names.parameters.name_of(held[key]))
-            and name.watched
-        }
-        given, own = ([(name, of[key]) for key, name in swapped.items()] for of in (values, held))
+        named = {key: names.parameters.name_of(own) for key, own in held.items() if values.get(key, own) is not own}
+        watched = [(key, name) for key, name in named.items() if name is not None and name.watched]
+        given, own = ([(name, of[key]) for key, name in watched] for of in (values, held))
         if phase is not None:
             self._write_given(given, phase)
             return lambda _result: self._write_given(own, phase)
@@ -158,10 +152,9 @@ class StateProbe(GuardedProbe):
 
         Buffers only at the first call of any root in a step. Nothing for a root without a name.
         """
-        state = self._context.names.find(root)
-        if state is None:
-            return
         context = self._context
+        if (state := context.names.find(root)) is None:
+            return
         self._enter_step()
         first, self._called = self._called != self._step, self._step
         if first or self._holders.get(root) is None:
@@ -203,18 +196,16 @@ class StateProbe(GuardedProbe):
             with unobserved():
                 self._enter_step()
                 for reference in list(self._started.values()):
-                    root = reference()
-                    if root is not None and self._context.names.find(root) is not None:
+                    if (root := reference()) is not None and self._context.names.find(root) is not None:
                         self._record_rewritten(root, with_buffers=self._called != self._step)
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has a name without a record; from then on the name counts as recorded."""
         name = self._name(tensor)
-        if name is None or name.fqn in self._recorded:
-            return False
-        self._recorded.add(name.fqn)
-        self._fresh.add(name.fqn)
-        return True
+        new = set() if name is None else {name.fqn} - self._recorded
+        self._recorded |= new
+        self._fresh |= new
+        return bool(new)
 
     def _record_rewritten(self, root: nn.Module, *, with_buffers: bool) -> None:
         """Record again those tensors of a root whose mark is not that of their record, or that have none.
@@ -324,10 +315,7 @@ class StateProbe(GuardedProbe):
         if holders is None:
             holders = self._find_holders(root)
         of, tensors, groups = tensors_in(holders, kinds & self._context.kinds)
-        references = self._cutting.get(root)
-        if not references:
-            return of, tensors, groups
-        cutting = [module for reference in references if (module := reference()) is not None]
+        cutting = [module for reference in self._cutting.get(root) or () if (module := reference()) is not None]
         every = (gathered for module in cutting for gathered in torch_distributed.unsharded_of(module))
         shards = {id(whole): keeper.sharded_param for _, _, whole, keeper in every}
         return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors, groups
@@ -340,13 +328,9 @@ class StateProbe(GuardedProbe):
             phase: where in the step.
             again: True for a further record in this step and phase, which gets the next call number.
         """
-        sites, tensors = [], []
-        for kind, tensor in zip(contents[0], contents[1], strict=True):
-            site = self._site(tensor, phase, kind, again=again)
-            if site is not None:
-                sites.append(site)
-                tensors.append(tensor)
-        self._write(sites, tensors)
+        every = [self._site(tensor, phase, kind, again=again) for kind, tensor in zip(*contents[:2], strict=True)]
+        sites = [site for site in every if site is not None]
+        self._write(sites, [tensor for tensor, site in zip(contents[1], every, strict=True) if site is not None])
         return sites
 
     def _write(self, sites: Sequence[int], tensors: list[torch.Tensor]) -> None:
