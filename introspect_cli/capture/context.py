@@ -18,11 +18,9 @@ from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from introspect_cli.capture.background import Reference
     from introspect_cli.capture.capture import Capture
     from introspect_cli.capture.naming import ModuleState, Named
-    from introspect_cli.errors import StoreError
 
 Probe = TypeVar("Probe")
 
@@ -89,20 +87,12 @@ class Context:
 
     draws: Any
 
-    def __init__(
-        self,
-        capture: Capture,
-        store_lost: Callable[[StoreError], None],
-        digests: Callable[[], dict[int, bytes]],
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, capture: Capture, reference: Reference) -> None:
         """Build what the probes share and a clock at step 0; nothing is watched.
 
         Args:
             capture: what it is.
-            store_lost: called with the error when the store can no longer be written.
-            digests: gives the digests of the steps of the run that this one is compared with.
-            say: prints a sentence.
+            reference: the run that this one is compared with.
         """
         self.capture, self.guard, self.facts = capture, capture.guard, capture.facts
         options = self.options = capture.options
@@ -116,9 +106,10 @@ class Context:
         self.summarizer = Summarizer(**kept)
         self.rank = capture.store.rank(capture.rank, **kept)
         self.names = names = Names(NameFilter(options))
-        box = None if options.keep_around is None else BlackBox(capture, options.keep_around, digests(), say)
+        steps = options.keep_around
+        box = None if steps is None else BlackBox(capture, steps, reference.digests())
         self.policy = StepPolicy(capture, self.rank, box)
-        self.recorder = recorder = Recorder(capture, self.summarizer, self.rank, self.policy, store_lost)
+        self.recorder = recorder = Recorder(capture, self.summarizer, self.rank, self.policy)
         self.stacks = Stacks()
         self.parts = FlatParts(names, self.guard.note)
         self.data_parallel = DataParallel()

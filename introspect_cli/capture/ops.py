@@ -345,11 +345,10 @@ class OpProbe(GuardedProbe):
                 self._by_node.setdefault(private_api.next_node() - 1, None)
             return None
         fqn, phase, module_class, line = place
-        number = self._context.count(facts, fqn, phase)
-        call = self._calls.get((facts, fqn, phase, number))
+        key = facts, fqn, phase, self._context.count(facts, fqn, phase)
+        call = self._calls.get(key)
         if call is None:
-            source = line_of(frame) or line
-            call = self._calls[facts, fqn, phase, number] = OpCall(phase, fqn, module_class, facts, number, source)
+            call = self._calls[key] = OpCall(phase, fqn, module_class, facts, key[3], line_of(frame) or line)
         # The first operator seen since a node was made is the one it was made for; inside an autograd function of the
         # script's, the first that its forward runs. A backward pass that makes no graph makes none.
         if node is None or torch.is_grad_enabled():

@@ -148,7 +148,8 @@ class Session:
             deterministic=options.deterministic,
             guarded=guard.around("session", "the state of numpy's generator is"),
         )
-        self._capture = capture = Capture(options, target, launch, path, store, guard, self._start.states)
+        tell_lost, began = self._note_lost, self._start.states
+        self._capture = capture = Capture(options, target, launch, path, store, guard, self._tell, tell_lost, began)
         self.rank = capture.rank
         self._documents = Documents(capture)
         self._manifest = opening(capture)
@@ -204,7 +205,7 @@ class Session:
             from introspect_cli.capture.all_probes import put_probes
             from introspect_cli.capture.context import Context
 
-            context = Context(self._capture, self._note_lost, self.reference.digests, self._tell)
+            context = Context(self._capture, self.reference)
             put_probes(context)
             listeners = context.clock.listeners
             listeners["on_ending"].append(functools.partial(self._write_documents, context))

@@ -101,9 +101,10 @@ class DataProbe(GuardedProbe):
             self._next_call(source, Phase.DATA if torch.is_grad_enabled() else Phase.EVAL)
 
     def _record_drawn(self, iterator: object, batch: object, start: int, *, began: bool) -> None:
-        """Record a batch in phase `data`; if gradients are off and something was trained, in `eval`, if that is wanted.
+        """Record draws so far, and each leaf of a batch in phase `data`.
 
-        In any case, note it for the evaluation's decision and its loader for `on_restart`.
+        If gradients are off and something was trained, in phase `eval`, if that is wanted. In any case, note it
+        for the evaluation's decision and its loader for `on_restart`.
 
         Args:
             iterator: what gave it.
@@ -120,10 +121,15 @@ class DataProbe(GuardedProbe):
         trains = torch.is_grad_enabled() or not evaluation.has_training
         phase = Phase.DATA if trains else Phase.EVAL
         if self._recorder.wanted and (phase is Phase.DATA or evaluation.wanted):
-            self._record(batch, *self._next_call(source, phase))
+            name, call = self._next_call(source, phase)
+            if self._context.draws.moved():
+                self._context.draws.note(phase, name, call, before=True)
+            info = SiteInfo(name.partition("#")[0], source=line_of(sys._getframe(1)))  # noqa: SLF001 - the documented way to a frame
+            leaves = [(path, _recordable(leaf)) for path, leaf in flatten(batch)]
+            self._emit(phase, Kind.BATCH, name, leaves, call, info)
 
-    def _next_call(self, source: _Source | None, phase: Phase) -> tuple[str, Phase, int]:
-        """Name of a loader, the phase, and how many batches it gave before in this step and phase; counts one more.
+    def _next_call(self, source: _Source | None, phase: Phase) -> tuple[str, int]:
+        """Name of a loader, and how many batches it gave before in this step and phase; counts one more.
 
         At the first batch in a phase, the loader gets its name there, and its settings are noted. Without a source the
         name is `DataLoader`.
@@ -131,7 +137,7 @@ class DataProbe(GuardedProbe):
         name = "DataLoader" if source is None else self._names[phase].name(source, source.class_name)
         if source is not None:
             self._built.add_loader(phase, name, source.settings)
-        return name, phase, self._context.count(self, name, phase)
+        return name, self._context.count(self, name, phase)
 
     def on_restart(self, kept: int | None) -> None:
         """Give training's loaders new names as steps start from 0 again, in the records of the kept step as well.
@@ -174,24 +180,9 @@ class DataProbe(GuardedProbe):
             self._names[Phase.DATA].release(source)
             self._built.loaders.pop((Phase.DATA, name), None)
         if self._context.clock.evaluation.wanted:
-            name, phase, call = self._next_call(source, Phase.EVAL)
-            batch, rows = {"phase": phase, "fqn": name, "call": call}, self._recorder
+            name, call = self._next_call(source, Phase.EVAL)
+            batch, rows = {"phase": Phase.EVAL, "fqn": name, "call": call}, self._recorder
             rows.put(taken, lambda site: batch if site.kind is Kind.BATCH else None)
-
-    def _record(self, batch: object, loader: str, phase: Phase, call: int) -> None:
-        """Record random draws so far, then each leaf of a batch.
-
-        Args:
-            batch: any nested value.
-            loader: its name.
-            phase: DATA or EVAL.
-            call: number of the batch in this step.
-        """
-        if self._context.draws.moved():
-            self._context.draws.note(phase, loader, call, before=True)
-        info = SiteInfo(loader.partition("#")[0], source=line_of(sys._getframe(1)))  # noqa: SLF001 - the documented way to a frame
-        leaves = [(path, _recordable(leaf)) for path, leaf in flatten(batch)]
-        self._emit(phase, Kind.BATCH, loader, leaves, call, info)
 
 
 def _recordable(leaf: object) -> object:

@@ -156,9 +156,8 @@ class ModuleProbe(GuardedProbe):
         is_torchs = home.__module__.startswith("torch.") and not home.__module__.startswith(_IN_MODULES)
         if is_torchs or type(original) is not FunctionType or original.__code__.co_filename == __file__:
             return
-        is_traced, flags, guarded, kind = (
-            torch.compiler.is_dynamo_compiling, private_api.compile_flags, self._guarded, nn.Module,
-        )  # fmt: skip
+        is_traced, flags = torch.compiler.is_dynamo_compiling, private_api.compile_flags
+        guarded, kind = self._guarded, nn.Module
 
         def standing(self: Any, *args: Any, **kwargs: Any) -> Any:
             """Call `called` with the original, the module and its arguments.

@@ -57,12 +57,11 @@ class ParameterSites:
             context: gives sites.
             call: how often a closure has computed gradients in this step before.
         """
-        sites = self._gradients.get(call)
-        if sites is None:
-            sites = self._gradients[call] = numbers_of(
-                context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call) if name.watched else -1 for name in self.names
-            )
-        return sites
+        if call not in self._gradients:
+            at = Phase.OPTIMIZER, Kind.GRAD, "", call
+            sites = [context.site(name, *at) if name.watched else -1 for name in self.names]
+            self._gradients[call] = numbers_of(sites)
+        return self._gradients[call]
 
     def states(self, optimizer: Optimizer) -> tuple[Sequence[int], list[Any]]:
         """Positions, among the optimizer's parameters, of watched ones that have state, and the state dict of each.
