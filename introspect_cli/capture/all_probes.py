@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 _ALWAYS = (
-    *(ChildrenProbe, RandomProbe, StateProbe, GradientProbe, BuiltProbe, DataProbe, LossProbe, ProductProbe),
-    *(ScriptCallsProbe, OptimizerProbe),
+    ChildrenProbe, RandomProbe, StateProbe, GradientProbe, BuiltProbe, DataProbe, LossProbe, ProductProbe,
+    ScriptCallsProbe, OptimizerProbe,
     CopiesProbe,  # after the optimizers: what has been stepped is on record
-    *(ModuleProbe, AttributeProbe, TapProbe),
-)
+    ModuleProbe, AttributeProbe, TapProbe,
+)  # fmt: skip
 
 
 def put_probes(context: Context) -> None:

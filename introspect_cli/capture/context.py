@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from introspect_cli.capture.frames import line_of, pass_by
@@ -30,21 +31,25 @@ _ELSEWHERE = frozenset({Phase.START, Phase.BACKWARD})
 """Phases in which the line that runs is not the one that a value comes from."""
 
 
+@dataclass(eq=False, slots=True)
 class Stack:
-    """What runs in one thread: calls of modules, None for one of which nothing is recorded, and steps of optimizers."""
+    """What runs in one thread.
 
-    __slots__ = ("calls", "in_graph", "optimizers", "outer", "own", "phase")
+    Attributes:
+        calls: of modules, None for one of which nothing is recorded.
+        phase: of the innermost call.
+        outer: of the outermost call.
+        in_graph: whether a compiler runs a graph of its own.
+        optimizers: those (by `id`) whose step this thread is in, outermost first.
+        own: the last call of a module whose class has a `__call__` of its own, and the tensors it was given.
+    """
 
-    def __init__(self) -> None:
-        """Start outside every module."""
-        self.calls: list[ModuleState | None] = []
-        self.phase = Phase.FORWARD
-        self.outer = Phase.FORWARD
-        self.in_graph = False
-        self.optimizers: list[int] = []
-        """Optimizers (by `id`) whose step this thread is in, outermost first."""
-        self.own: tuple[ModuleState | None, frozenset[int]] = (None, frozenset())
-        """The last call of a module whose class has a `__call__` of its own, and the tensors it was given."""
+    calls: list[ModuleState | None] = field(default_factory=list)
+    phase: Phase = Phase.FORWARD
+    outer: Phase = Phase.FORWARD
+    in_graph: bool = False
+    optimizers: list[int] = field(default_factory=list)
+    own: tuple[ModuleState | None, frozenset[int]] = (None, frozenset())
 
 
 class Stacks(threading.local):
@@ -207,8 +212,7 @@ class Context:
             call: for a module the number of its call in this phase, for a parameter how often it was recorded before.
         """
         key = (phase, kind, path, call)
-        site = of.sites.get(key)
-        if site is None:
+        if (site := of.sites.get(key)) is None:
             line = "" if phase in _ELSEWHERE else line_of(sys._getframe(1))  # noqa: SLF001 - the documented way to a frame
             site = self.recorder.site(Site(phase, kind, of.fqn, call, path), _info(of.module_class, "", line))
             of.sites[key] = site

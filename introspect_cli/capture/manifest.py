@@ -137,8 +137,7 @@ def without_others(capture: Capture) -> dict[str, Any]:
         the manifest's entry `{"alone": {"rank": ..., "world_size": ...}}`; {} where none is missing.
     """
     guard = capture.guard
-    place = rank_and_size()
-    if place is None:
+    if (place := rank_and_size()) is None:
         return {}
     guard.note(
         f"this process is rank {place[0]} of {place[1]}, and the other ranks are not in this run: no launcher "
@@ -162,7 +161,7 @@ class Documents:
     """Writes the documents under `settings/`.
 
     Attributes:
-        files: notes what the script reads; None where no sources are recorded.
+        files: notes what the script reads.
     """
 
     def __init__(self, capture: Capture) -> None:
@@ -179,7 +178,7 @@ class Documents:
         texts = options.sources and not (launch and (launch.rank if launch.local_rank is None else launch.local_rank))
         kept = functools.partial(sources.Texts, store.save_source if texts else None, options.redact)
         self.sources = SourceFiles(kept(LIMIT_RUN), time.time())
-        self.files = ReadFiles(capture, kept(MAX_TEXT_BYTES)) if options.source else None
+        self.files = ReadFiles(capture, kept(MAX_TEXT_BYTES))
         self._directory = str(Path.cwd())  # the script may go elsewhere
         early = (
             (options.source, "git", lambda: sources.git(sources.Project.root)),

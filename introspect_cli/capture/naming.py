@@ -104,8 +104,7 @@ class FreeNames:
             base: its class.
             rests: True if the name is not free before `free_resting`, even if the object goes.
         """
-        existing = self.find(thing)
-        if existing is not None:
+        if (existing := self.find(thing)) is not None:
             return existing
         number, name = 1, base
         while (taken := self._taken.get(name)) is not None and (name in self._fresh or taken() is not None):
@@ -602,8 +601,7 @@ class Names:
             caller: state of the module in whose forward it is called; None for an outermost call.
             suffix: what the name of a new root gets after its class.
         """
-        state = self.find(module)
-        if state is not None:
+        if (state := self.find(module)) is not None:
             return state
         with self._lock:
             self.any_module = True
@@ -677,8 +675,7 @@ class Names:
 
         Nothing for a root without a name.
         """
-        state = self.find(root)
-        if state is not None:
+        if (state := self.find(root)) is not None:
             with self._lock:
                 self._name_below(root, state.fqn)
 
@@ -711,8 +708,7 @@ class Names:
             root: keeps its name if it, or what it wraps, has one.
             base: else the first free name of `base`, `base#2`, ...
         """
-        state = self.find(root) or self.find(unwrap(root))
-        if state is not None:
+        if (state := self.find(root) or self.find(unwrap(root))) is not None:
             fqn = state.fqn
         else:
             trains = next(parameters_in(root), None) is not None
@@ -750,8 +746,7 @@ class Names:
         """
         gathered: list[torch_distributed.Unsharded] = []
         for module, name, inner in _tree(root, fqn):
-            state = self.find(module)
-            if state is None:
+            if (state := self.find(module)) is None:
                 state = ModuleState(name, class_name(module), watched=self.wanted(name))
                 self.states.set(module, state)
                 if inner is None:

@@ -76,8 +76,7 @@ def facts_of(func: Any, globs: tuple[str, ...], *, views: bool) -> OpFacts:
         globs: of operators to record, as `_is_wanted` reads them; all where empty.
         views: whether results that share their input's memory are recorded.
     """
-    schema = getattr(func, "_schema", None)
-    if schema is None:
+    if (schema := getattr(func, "_schema", None)) is None:
         name = f"higher_order.{getattr(func, '__name__', type(func).__name__)}"
         return OpFacts(name, _is_wanted(name, globs), unwritten=False, each=False, written=())
     name = f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}"
@@ -346,8 +345,7 @@ class OpProbe(GuardedProbe):
             return None
         fqn, phase, module_class, line = place
         key = facts, fqn, phase, self._context.count(facts, fqn, phase)
-        call = self._calls.get(key)
-        if call is None:
+        if (call := self._calls.get(key)) is None:
             call = self._calls[key] = OpCall(phase, fqn, module_class, facts, key[3], line_of(frame) or line)
         # The first operator seen since a node was made is the one it was made for; inside an autograd function of the
         # script's, the first that its forward runs. A backward pass that makes no graph makes none.
@@ -408,8 +406,7 @@ class OpProbe(GuardedProbe):
             if not self._recorder.wanted or (frame is not None and is_introspects(frame)):
                 return
             node = private_api.running_node()
-            call = self._find_call(self._facts_of(run.func), node, frame)
-            if call is None:
+            if (call := self._find_call(self._facts_of(run.func), node, frame)) is None:
                 return
             if call.facts.recorded:
                 self._write_results(run, call, node)
@@ -441,8 +438,7 @@ class OpProbe(GuardedProbe):
             if value.dtype not in FLOATS:
                 self._written_by.pop(memory_of(value), None)
                 continue
-            site = call.sites.get(path)
-            if site is None:
+            if (site := call.sites.get(path)) is None:
                 place = Site(call.phase, Kind.OP_OUTPUT, call.fqn, call.number, facts.name + path)
                 info = SiteInfo(call.module_class, facts.name, call.source)
                 site = call.sites[path] = self._recorder.site(place, info)
@@ -486,8 +482,6 @@ class OpProbe(GuardedProbe):
         """
         found = [] if found is None else found
         for value in values:
-            if value is None or isinstance(value, _PLAIN):
-                continue
             if isinstance(value, (tuple, list)):
                 self._writers_of(value, found)
             elif isinstance(value, torch.Tensor) and value.dtype in FLOATS:

@@ -368,8 +368,7 @@ class ValueName(NamedTuple):
         Raises:
             UsageError: the module's name is missing, or what follows `/` is neither `input` nor `output`.
         """
-        named = _VALUE.fullmatch(text.strip())
-        if named is None:
+        if (named := _VALUE.fullmatch(text.strip())) is None:
             raise UsageError(f"{text!r} names no value: write blocks.0, blocks.0['hidden'] or blocks.0/input[0]")
         fqn, side, path = named.groups("")
         is_input = side == "input"

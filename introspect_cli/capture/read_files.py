@@ -67,7 +67,7 @@ class ReadFiles:
             capture: files of its run are not noted; `document` is put among its facts under `files` when it changes.
             texts: keeps the text of small configuration files.
         """
-        self._facts = capture.facts
+        self._facts, self._is_wanted = capture.facts, capture.options.source
         self.guarded = capture.guard.around("files", "files that the script reads are")
         self._directory = os.path.realpath(capture.store.path) + os.sep
         self._start = os.path.realpath(Path.cwd()) + os.sep
@@ -85,9 +85,14 @@ class ReadFiles:
         self._left_out = False
 
     def install(self) -> None:
-        """Replace `open` in builtins and io now, and the readers of libraries when the script has imported these."""
-        self._patches.put("files", self, self.guarded)
-        self.guarded.on = True
+        """Replace `open` in builtins and io now, and the readers of libraries when the script has imported these.
+
+        Nothing where no sources are recorded.
+        """
+        if self._is_wanted:
+            with self.guarded:
+                self._patches.put("files", self, self.guarded)
+            self.guarded.on = True
 
     def remove(self) -> None:
         """Put `open` and the readers back; what was noted stays."""

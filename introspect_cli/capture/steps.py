@@ -189,8 +189,7 @@ class Trained:
         True also for a module in `by_hand`. Cached, but for a module whose held parameters are all
         frozen.
         """
-        is_trained = self._roots.get(module) or self.by_hand.get(module)
-        if is_trained is None:
+        if (is_trained := self._roots.get(module) or self.by_hand.get(module)) is None:
             held = [one for one in parameters_in(module) if id(one) in self._held_ids() or flat.is_stepped(one)]
             is_trained = any(parameter.requires_grad for parameter in held)
             if is_trained or not held:  # what is frozen may be set free later
@@ -353,23 +352,23 @@ class Evaluation:
         if not self.has_training and not is_trained:
             return Phase.FORWARD
         elsewhere = bool(self.feeding) and self._feeder >= 0 and self._feeder not in self.feeding
-        if torch.is_grad_enabled():
-            evaluates = elsewhere and (
-                (not _is_in_train_mode(module) and not self._trained.is_new(module)) if is_trained else self._under_way
-            )
-            self._doubted = self._feeder if evaluates else -1
+        in_train_mode, with_gradients = _is_in_train_mode(module), torch.is_grad_enabled()
+        if with_gradients and is_trained:
+            evaluates = elsewhere and not in_train_mode and not self._trained.is_new(module)
+        elif with_gradients:
+            evaluates = elsewhere and self._under_way
         elif is_trained:  # a target of the loss, where the script has begun to compute one
-            evaluates = not (self._loss_is_due and _is_in_train_mode(module))
+            evaluates = not (self._loss_is_due and in_train_mode)
             evaluates &= elsewhere or not (_is_in_function() and all(map(_is_in_train_mode, modules_in(module))))
         else:
             # an acting model is in training mode and has parameters, unlike a loss module
-            under_way = self._under_way and not (
-                self._acts and _is_in_train_mode(module) and next(parameters_in(module), None) is not None
-            )
-            evaluates = under_way or (elsewhere and not _is_in_train_mode(module) and not self.feeding & self._fed)
-            evaluates |= is_copy
-        self._loss_is_due |= is_trained and torch.is_grad_enabled() and not evaluates
-        self._acts = evaluates and not elsewhere and is_trained and _is_in_train_mode(module)
+            acts = self._acts and in_train_mode and next(parameters_in(module), None) is not None
+            late = elsewhere and not in_train_mode and not self.feeding & self._fed
+            evaluates = is_copy or late or (self._under_way and not acts)
+        if with_gradients:
+            self._doubted = self._feeder if evaluates else -1
+        self._loss_is_due |= is_trained and with_gradients and not evaluates
+        self._acts = evaluates and not elsewhere and is_trained and in_train_mode
         self._under_way = evaluates
         return Phase.EVAL if evaluates else Phase.FORWARD
 
@@ -441,8 +440,6 @@ _MARK = "introspect: made before anything was trained"
 class _Mark:
     """Lives as long as the autograd node that has it among its metadata."""
 
-    __slots__ = ("__weakref__",)
-
 
 MOMENTS = (
     *("on_forward", "on_root", "on_made", "on_root_left", "on_begin", "on_after_optimizer"),
@@ -469,7 +466,6 @@ class StepClock:
         evaluation: tells evaluation from training.
         trained: the optimizers, and what they train.
         labels: what the script's framework calls the step.
-        ticks: steps that have ended.
         has_optimizer: whether the script has built one, so that their steps end steps.
         stepped: whether one has stepped.
         unseen_steps: whether parameters were written to, though no optimizer was seen to step.
@@ -496,7 +492,6 @@ class StepClock:
         self.evaluation = Evaluation(recorder, self.trained, wanted=wants_eval)
         self.labels = StepLabels(guard)
         recorder.labels = self.labels.take
-        self.ticks = 0
         self.has_optimizer = self.stepped = self.unseen_steps = self.left_out = False
         self.passed_over: list[list[int]] = []
         self._manual = self._model_ran = False
@@ -540,7 +535,7 @@ class StepClock:
         step, and given to `on_evaluation`; if evaluation is not recorded, the step is added to `passed_over`.
         """
         evaluation = self.evaluation
-        phase = evaluation.phase(module, first_step=not self.ticks)
+        phase = evaluation.phase(module, first_step=not self._recorder.step)
         if phase is Phase.EVAL:
             spans, step = self.passed_over, self._recorder.step
             if not evaluation.wanted and spans and spans[-1][1] >= step - 1:
@@ -673,7 +668,6 @@ class StepClock:
         self._recorder.restart(keep=keep)
         self.passed_over = [[0, 0]] if self.passed_over and keep else []
         self._begun = 0 if keep and self._begun == kept else -1
-        self.ticks = 0
         self._names.renumber(kept)
         self.tell("on_restart", kept)
         if not keep:
@@ -711,14 +705,13 @@ class StepClock:
 
         The first call does not end it where a step has just ended and nothing was recorded since.
         """
-        just_ticked = not self._manual and self.ticks > 0 and self._recorder.rows == 0
+        just_ticked = not self._manual and self._recorder.step > 0 and self._recorder.rows == 0
         self._manual = True
         if not just_ticked:
             self.tick()
 
     def tick(self) -> None:
         """Call the `on_ending` listeners, end the step and begin the next, then call the `on_tick` listeners."""
-        self.ticks += 1
         self._forwards = self._backwards = 0
         self._model_ran = False
         self._ran_with_gradients.clear()

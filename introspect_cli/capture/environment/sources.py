@@ -52,8 +52,7 @@ def git(directory: str) -> dict[str, Any]:
     Returns:
         {} outside of git, and where git is missing or fails.
     """
-    program = shutil.which("git")
-    if program is None:
+    if (program := shutil.which("git")) is None:
         return {}
 
     def ask(*arguments: str) -> str | None:
@@ -76,8 +75,7 @@ def git(directory: str) -> dict[str, Any]:
             return None
         return answer.stdout.rstrip("\n") if answer.returncode == 0 else None
 
-    commit = ask("rev-parse", "HEAD")
-    if commit is None:
+    if (commit := ask("rev-parse", "HEAD")) is None:
         return {}
     changed = [line[3:] for line in (ask("status", "--porcelain", "--untracked-files=no") or "").splitlines()]
     return {
@@ -188,8 +186,7 @@ def class_source(cls: type) -> str:
     "" where the class's module has no file. A class that is not in one of the user's files has its `forward`'s line, if
     any.
     """
-    path = file_of(sys.modules.get(cls.__module__))
-    if not path:
+    if not (path := file_of(sys.modules.get(cls.__module__))):
         return ""
     forward = cls.__dict__.get("forward")
     code = getattr(getattr(forward, "__wrapped__", forward), "__code__", None)  # a capture may stand in for it

@@ -50,7 +50,7 @@ class DataProbe(GuardedProbe):
         self._source_of: ById[_Source] = ById()
         """Of loaders and their iterators."""
         self._numbers = count()
-        self._drawn: list[weakref.ref[_Source]] = []
+        self._drawn: ById[bool] = ById()
         self._last: weakref.ref[_Source] | None = None
 
     def install(self) -> None:
@@ -91,8 +91,7 @@ class DataProbe(GuardedProbe):
         Where batches are not recorded, name the loader and note its settings, as is else done at the first batch.
         """
         loader = call.first
-        source = self._source_of.get(loader)
-        if source is None:
+        if (source := self._source_of.get(loader)) is None:
             source = _Source(next(self._numbers), type(loader).__name__, self._built.describe(loader))
             self._source_of.set(loader, source)
         # Persistent workers hand out one iterator again and again.
@@ -116,8 +115,8 @@ class DataProbe(GuardedProbe):
         evaluation = self._context.clock.evaluation
         evaluation.note_batch(-1 if source is None else source.number, start=start, began=began)
         self._last = None if source is None else weakref.ref(source)
-        if self._last is not None and self._last not in self._drawn:
-            self._drawn.append(self._last)
+        if source is not None:
+            self._drawn.set(source, True)
         trains = torch.is_grad_enabled() or not evaluation.has_training
         phase = Phase.DATA if trains else Phase.EVAL
         if self._recorder.wanted and (phase is Phase.DATA or evaluation.wanted):
@@ -154,9 +153,8 @@ class DataProbe(GuardedProbe):
         changes: dict[str, dict[str, str]] = {}
         counts, rows = self._context.counts, self._recorder
         mine = {what: counts.pop(what) for what in list(counts) if what[0] is self}
-        for reference in self._drawn if kept is not None else ():
-            source = reference()
-            if source is not None and (old := before.find(source)) is not None:
+        for source in self._drawn.objects() if kept is not None else ():
+            if (old := before.find(source)) is not None:
                 new = self._names[Phase.DATA].name(source, source.class_name)
                 self._built.add_loader(Phase.DATA, new, source.settings)
                 counts[self, new, Phase.DATA] = mine.get((self, old, Phase.DATA), 0)

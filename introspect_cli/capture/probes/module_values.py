@@ -90,7 +90,7 @@ class ModuleValues:
             phase: of the call.
             kind: INPUT or OUTPUT.
             call: number of the call.
-            values: nested or not.
+            values: None is not recorded.
             paths: where each is; positions for further ones.
             named: further ones, at `['name']`.
         """
@@ -103,7 +103,8 @@ class ModuleValues:
         rest += [(f"[{name!r}]", value) for name, value in named.items()]
         with private_api.no_torch_function():  # the script's modes and classes are to see its own calls only
             for path, value in rest:
-                self._record_other(At(state, phase, kind, call), path, value)
+                if value is not None:
+                    self._record_other(At(state, phase, kind, call), path, value)
 
     def _site(self, at: At, path: str) -> int:
         """Number of the site of a value at a path."""

@@ -78,9 +78,7 @@ def _facts(value: Any, seen: set[int], depth: int = 0) -> Facts:
         return [("", value[:MAX_TEXT] if kind is str else _bounded(value))]
     if kind in _NAMED:
         return [("", str(value))]
-    if issubclass(kind, type):
-        return [("", called(value))]
-    if kind in _FUNCTIONS:
+    if issubclass(kind, type) or kind in _FUNCTIONS:
         return [("", called(value)), *_around(value, seen, depth)]
     if issubclass(kind, torch.Tensor):
         return [("", _tensor(value))]
@@ -194,7 +192,10 @@ def _tensor(value: torch.Tensor) -> Any:
 _ATTRIBUTES_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 """Attributes that every module has."""
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_HOOKS = {
+    f"_{words.replace(' ', '_')}_hooks": words for words in ("forward pre", "forward", "backward pre", "backward")
+}
+"""Attributes that hold a module's hooks, and words for them."""
 _SIZED_ATTRIBUTES = (*_HOOKS, "_modules")
 _PACKAGE = "introspect_cli."
 _GONE: dict[str, object] = {}
@@ -315,12 +316,13 @@ class AttributeProbe(GuardedProbe):
                 plain[name] = value
             pairs.append((name, text if times < MAX_CHANGES else CHANGES_OFTEN))
         hooks = [
-            f"{key.strip('_').removesuffix('_hooks').replace('_', ' ')} {name}"
-            for key in _HOOKS
+            f"{words} {name}"
+            for key, words in _HOOKS.items()
             for hook in getattr(vars(module).get(key), "values", tuple)()
             if not (name := called(hook, in_full=True)).startswith(_PACKAGE)
         ]
-        return plain, (*pairs, *([("hooks", ", ".join(hooks)[:MAX_TEXT])] if hooks else ()))
+        pairs += [("hooks", ", ".join(hooks)[:MAX_TEXT])] if hooks else []
+        return plain, tuple(pairs)
 
 
 def _text(value: object) -> str:
@@ -420,9 +422,8 @@ class BuiltProbe(GuardedProbe):
             of_kind, thing = self._described.setdefault(kind, {}), reference()
             if thing is not None and name not in of_kind and (described := self.describe(thing)):
                 of_kind[name] = described
-        loaders = {
-            f"{name} (evaluation)" if phase is Phase.EVAL else name: of for (phase, name), of in self.loaders.items()
-        }
+        every = self.loaders.items()
+        loaders = {name + " (evaluation)" * (phase is Phase.EVAL): settings for (phase, name), settings in every}
         kinds = {"loaders": loaders, **self._described}
         return {kind: described for kind, described in kinds.items() if described}
 

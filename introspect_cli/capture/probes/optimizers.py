@@ -55,7 +55,7 @@ class OptimizerProbe(GuardedProbe):
         self._state_seen: set[str] = set()
         self._hyperparameters: dict[tuple[str, int, str], Any] = {}
         """By optimizer, group and key, what each was when it was recorded last."""
-        self._settings: list[dict[str, Any]] = []
+        self._settings: dict[str, dict[str, Any]] = {}
         self._stepped = 0
         self._closures = 0
         self._aside = 0
@@ -329,9 +329,8 @@ class OptimizerProbe(GuardedProbe):
             | {"params": [*islice(remaining, len(group["params"]))]}
             for group in optimizer.param_groups
         ]
-        self._settings = [entry for entry in self._settings if entry["name"] != name]
-        self._settings.append({"name": name, "class": type(optimizer).__name__, "groups": groups})
-        self._context.facts["optimizers"] = lambda: self._settings
+        self._settings[name] = {"name": name, "class": type(optimizer).__name__, "groups": groups}
+        self._context.facts["optimizers"] = lambda: list(self._settings.values())
 
 
 def _is_inside_step(frame: FrameType) -> bool:

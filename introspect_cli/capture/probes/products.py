@@ -201,7 +201,7 @@ class CopiesProbe(GuardedProbe):
 
     def on_after_optimizer(self) -> None:
         """Record the copies found so far; once 1, 2, 16, 128, ... steps have ended, look for more before that."""
-        if self._context.clock.ticks >= self._due:
+        if self._recorder.step >= self._due:
             self._due = 8 * self._due if self._due > 1 else 2
             self._find_copies()
         self._record()

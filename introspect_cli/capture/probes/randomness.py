@@ -240,15 +240,15 @@ class RandomProbe(GuardedProbe):
         self._untouched.clear()
         self._thread = threading.get_ident()
         self.moved = self._generators.moved
+        shown: list[tuple[str, object]] = []
         for name, state in (("python", python_state()), ("numpy", numpy_state())):
             if state is not None:  # the library is loaded
-                if state == began.get(name):
-                    self._untouched.add(name)
-                self._emit_state(name, self._shown(name, state))
-        for name, generator in (("torch", torch.default_generator), *devices):
-            self._emit_state(name, generator.get_state())
-        for name, generator in self._made.items():
-            self._emit_state(name, state_word(generator))
+                self._untouched |= {name} if state == began.get(name) else set()
+                shown.append((name, self._shown(name, state)))
+        shown += [(name, each.get_state()) for name, each in (("torch", torch.default_generator), *devices)]
+        shown += [(name, state_word(generator)) for name, generator in self._made.items()]
+        for name, value in shown:
+            self._emit(Phase.START, Kind.RNG, name, [("", value)])
 
     def note(self, phase: Phase, fqn: str, call: int, *, before: bool = False) -> None:
         """For each default generator that has moved since the last look, record the state it had then.
@@ -274,10 +274,6 @@ class RandomProbe(GuardedProbe):
     def _shown(self, name: str, state: bytes) -> object:
         """A generator's state as it is recorded: as a tensor, or that nothing has touched it."""
         return UNTOUCHED if name in self._untouched else torch.frombuffer(bytearray(state), dtype=torch.uint8)
-
-    def _emit_state(self, name: str, value: object) -> None:
-        """Record a generator's state at the start of a step."""
-        self._emit(Phase.START, Kind.RNG, name, [("", value)])
 
     def document(self) -> dict[str, object]:
         """The document `settings/beginning`: events as lines of words, files read, and the script's own generators.
@@ -468,9 +464,8 @@ def _name_of(key: TensorKey | None, names: _Names) -> str:
 
 def tensor_key(value: object) -> TensorKey | None:
     """Key of a plain tensor or parameter, with address 0 where it is not on the CPU; None for anything else."""
-    if type(value) not in (torch.Tensor, nn.Parameter):
+    if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, nn.Parameter):
         return None
-    assert isinstance(value, torch.Tensor)
     with unobserved():
         try:
             address, memory = address_of(value) if value.is_cpu else 0, weakref.ref(value.untyped_storage())
@@ -487,8 +482,7 @@ def _parameter_names(names: Names) -> _Names:
         module = reference()
         parameters = {} if module is None else module._parameters  # noqa: SLF001 - the public view builds strings
         for name, parameter in parameters.items():
-            key = tensor_key(parameter)
-            if key is not None:
+            if (key := tensor_key(parameter)) is not None:
                 for place in {key.identity, key.address} - {0}:
                     found.setdefault((place, key.shape), (f"{state.fqn}.{name}", key.kind))
     return found

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from introspect_cli.capture.events import Call
     from introspect_cli.capture.naming import ParameterName
 
+    Holders = tuple[list[weakref.ref[nn.Module]], list[weakref.ref[nn.Module]]]
+
 _PARAMETERS, _BUFFERS = frozenset({Kind.PARAM}), frozenset({Kind.BUFFER})
 _BOTH = _PARAMETERS | _BUFFERS
 
@@ -50,8 +52,8 @@ class StateProbe(GuardedProbe):
         super().__init__(context)
         self._started: dict[str, weakref.ref[nn.Module]] = {}
         self._recorded: set[str] = set()
-        self._holders: ById[list[weakref.ref[nn.Module]]] = ById()
-        self._cutting: ById[list[weakref.ref[nn.Module]]] = ById()
+        self._holders: ById[Holders] = ById()
+        """Of a root, the modules with tensors of their own, and those that `fully_shard` has cut."""
         self._after: ById[tuple[object, Sequence[int]]] = ById()
         self._marks: dict[int, Hashable] = {}
         """Fingerprints of tensors when they were recorded, by `id`."""
@@ -157,10 +159,8 @@ class StateProbe(GuardedProbe):
             return
         self._enter_step()
         first, self._called = self._called != self._step, self._step
-        if first or self._holders.get(root) is None:
-            self._find_holders(root)
-        started = self._started.get(state.fqn)
-        if started is not None:
+        self._holders_of(root, again=first)
+        if (started := self._started.get(state.fqn)) is not None:
             if started() is root:
                 self._record_rewritten(root, with_buffers=first)
                 return
@@ -267,7 +267,7 @@ class StateProbe(GuardedProbe):
         changes = self._context.names.parameters.changes
         for root in self._context.names.roots():
             contents = self._tensors_of(root, _BUFFERS)
-            mark = None if self._cutting.get(root) else (place_of(*contents[1:]), changes)
+            mark = None if self._holders_of(root)[1] else (place_of(*contents[1:]), changes)
             self._record_after(root, mark, Kind.BUFFER, contents[1])
 
     def parameters_after(self, stepper: object, parameters: list[torch.Tensor]) -> None:
@@ -294,28 +294,26 @@ class StateProbe(GuardedProbe):
         if len(sites) == len(tensors):  # else one has no name yet, or is not wanted yet
             self._after.set(owner, (mark, numbers_of(sites)))
 
-    def _find_holders(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
-        """Walk a root for modules with tensors of their own; keep weak references to them, and return these.
+    def _holders_of(self, root: nn.Module, *, again: bool = False) -> Holders:
+        """`_holders` of a root, for which it is walked at the first call, and `again`.
 
-        In a process group, modules that `fully_shard` has cut are kept as well.
+        Modules that `fully_shard` has cut are looked for in a process group alone.
         """
-        holders = list(map(weakref.ref, holders_in(root)))
-        self._holders.set(root, holders)
-        self._context.parts.look()
-        if self._context.parts.is_grouped:
-            self._cutting.set(root, list(map(weakref.ref, filter(torch_distributed.is_cut, modules_in(root)))))
-        return holders
+        if again or (found := self._holders.get(root)) is None:
+            self._context.parts.look()
+            cut = filter(torch_distributed.is_cut, modules_in(root)) if self._context.parts.is_grouped else ()
+            found = list(map(weakref.ref, holders_in(root))), list(map(weakref.ref, cut))
+            self._holders.set(root, found)
+        return found
 
     def _tensors_of(self, root: nn.Module, kinds: frozenset[Kind] = _BOTH) -> Contents:
         """A root's parameters and buffers of recorded kinds, each once.
 
         Of a parameter gathered by `fully_shard`, the shard.
         """
-        holders = self._holders.get(root)
-        if holders is None:
-            holders = self._find_holders(root)
+        holders, cut = self._holders_of(root)
         of, tensors, groups = tensors_in(holders, kinds & self._context.kinds)
-        cutting = [module for reference in self._cutting.get(root) or () if (module := reference()) is not None]
+        cutting = [module for reference in cut if (module := reference()) is not None]
         every = (gathered for module in cutting for gathered in torch_distributed.unsharded_of(module))
         shards = {id(whole): keeper.sharded_param for _, _, whole, keeper in every}
         return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors, groups
@@ -358,8 +356,7 @@ class StateProbe(GuardedProbe):
         """
         if is_lazy(tensor) or (flat.is_emptied(tensor) and flat.shard_of(tensor) is None):
             return None
-        name = self._context.names.parameters.name_of(tensor)
-        if name is None:
+        if (name := self._context.names.parameters.name_of(tensor)) is None:
             # A buffer that the module replaced instead of writing into it: name it again.
             for root in self._context.names.roots():
                 self._context.names.refresh(root)

@@ -238,8 +238,7 @@ class StepPolicy:
             self._gave_up = True
             self._note(f"{error}; no step is dropped from here on")
             return
-        lost = self._tensors_of(gone)
-        if lost:
+        if lost := self._tensors_of(gone):
             self._store.drop_tensors(lost - self._tensors_of(written.keys() - gone))
         self.dropped += len(gone)
         for step in gone:  # last: an exception before leaves them to the next time

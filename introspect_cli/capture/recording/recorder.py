@@ -207,8 +207,7 @@ class Recorder:
         """
         if self._only is not None and self._sites.of[site] not in self._only:
             return
-        times = self._rows.note(site, slot)
-        if times:
+        if times := self._rows.note(site, slot):
             # A site names one value a step. Whatever comes again (a second backward through one graph) is
             # told apart by its count, so that no two records share a site.
             self._rows.note(self._sites.changed_site(site, path=f"{self._sites.of[site].path}@{times}"), slot)
@@ -242,8 +241,7 @@ class Recorder:
         """
         with self._lock:
             for row in rows:
-                changes = change(self._sites.of[row.site])
-                if changes is not None:
+                if (changes := change(self._sites.of[row.site])) is not None:
                     if row.given is not None:
                         self._given[self.rows] = row.given
                     self._note(self._sites.changed_site(row.site, **changes), row.slot)

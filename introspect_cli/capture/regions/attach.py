@@ -86,8 +86,7 @@ def attach(model: nn.Module, name: str | None = None, *, inputs: bool = True) ->
     for path, module in model.named_modules():
         if getattr(module, "inplace", False) or isinstance(module, torch.jit.ScriptModule):
             continue
-        types = _forward_types(module)
-        if types is None:
+        if (types := _forward_types(module)) is None:
             continue
         taken, given = types
         fqn = f"{root}.{path}" if path else root
@@ -207,8 +206,7 @@ def _tapped_expression(expression: str, annotation: str, spec: Spec, path: str) 
     if annotation == "Tensor":
         text = text_of(spec.fqn, Kind(spec.kind), path, spec.module_class)
         return f"torch.ops.introspect.tap({expression}, {text!r})"
-    places = tuple_items(annotation)
-    if places is None:
+    if (places := tuple_items(annotation)) is None:
         return expression
     items = [_tapped_expression(f"{expression}[{i}]", place, spec, f"{path}[{i}]") for i, place in enumerate(places)]
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
