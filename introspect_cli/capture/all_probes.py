@@ -22,52 +22,41 @@ from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.probes.base import GuardedProbe
 
 
+_ALWAYS = (
+    ChildrenProbe, RandomProbe, StateProbe, GradientProbe, BuiltProbe, DataProbe, LossProbe, ProductProbe,
+    ScriptCallsProbe, OptimizerProbe,
+    CopiesProbe,  # after the optimizers: what has been stepped is on record
+    ModuleProbe, AttributeProbe, TapProbe,
+)  # fmt: skip
+
+
 def put_probes(context: Context) -> None:
-    """Make all probes that a capture's options ask for; nothing is installed before `Context.install`."""
-    for kind in _wanted(context):
-        context.probes.append(kind(context))
+    """Make all probes that a capture's options ask for, in the order in which they are installed.
 
-
-def _wanted(context: Context) -> Iterator[type[GuardedProbe]]:
-    """Classes of the probes that a capture's options ask for, in the order in which they are made and installed."""
+    Nothing is installed before `Context.install`.
+    """
     options = context.options
-    if options.perturb is not None:
-        yield PerturbProbe  # before anything is recorded of what it moves
-    yield from (
-        ChildrenProbe,
-        RandomProbe,
-        StateProbe,
-        GradientProbe,
-        BuiltProbe,
-        DataProbe,
-        LossProbe,
-        ProductProbe,
-        ScriptCallsProbe,
-        OptimizerProbe,
-        CopiesProbe,  # after the optimizers: what has been stepped is on record
-        ModuleProbe,
-        AttributeProbe,
-        TapProbe,
-    )
+    # before anything is recorded of what it moves
+    kinds: list[type[GuardedProbe]] = [PerturbProbe, *_ALWAYS] if options.perturb is not None else [*_ALWAYS]
     if options.compile != "boundary":
         from introspect_cli.capture.regions.compile import CompileProbe
 
-        yield CompileProbe
+        kinds.append(CompileProbe)
     if Kind.COLLECTIVE in options.record and context.has_ranks:
         from introspect_cli.capture.probes.collectives import CollectiveProbe
 
-        yield CollectiveProbe
+        kinds.append(CollectiveProbe)
     if options.vjp or options.jacobian_norm:
         from introspect_cli.capture.probes.vjp import VjpProbe
 
-        yield VjpProbe
+        kinds.append(VjpProbe)
     if options.level == "op":
         from introspect_cli.capture.ops import OpProbe
 
-        yield OpProbe
+        kinds.append(OpProbe)
+    for kind in kinds:
+        context.probes.append(kind(context))

@@ -260,28 +260,27 @@ class Reference:
                 say(sentence)
             if self._told is None:
                 with suppress(OSError, ValueError):  # a file that is half written is read again
-                    self._share(self._notice, ended)
+                    self._share(ended)
             recorder.tell_comparison(self._agreed, self._told and self._told[:1])
         ends = self._options.stop and self._told is not None and ended >= self._told[1]
         if ends and not self._rank:
             say(f"the script is ended after step {ended} (--stop)")
         return ends
 
-    def _share(self, notice: Path | None, ended: int) -> None:
+    def _share(self, ended: int) -> None:
         """Set `_told` where a divergence is known here, or written in the file that all ranks share.
 
         What is known here is written there: then all ranks end after the step that is about to begin.
 
         Args:
-            notice: the file, if there is one.
             ended: the step that has just ended.
         """
         if self._first is not None:
-            self._told = self._first[0], ended + (notice is not None)
-            if notice is not None:
-                notice.write_text(json.dumps(self._told), encoding="utf-8")
-        elif notice is not None:
-            step, end = json.loads(notice.read_text(encoding="utf-8"))
+            self._told = self._first[0], ended + (self._notice is not None)
+            if self._notice is not None:
+                self._notice.write_text(json.dumps(self._told), encoding="utf-8")
+        elif self._notice is not None:
+            step, end = json.loads(self._notice.read_text(encoding="utf-8"))
             self._told = step, end
 
     @property

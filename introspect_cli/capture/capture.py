@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.guard import Guard
     from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.errors import StoreError
     from introspect_cli.script.target import Target
     from introspect_cli.store.run_writer import Launch, StoreWriter
 
@@ -26,6 +27,8 @@ class Capture:
         path: the run's directory.
         store: this process's part of it.
         guard: around all code that runs inside the script's.
+        say: prints a sentence, or keeps it for the end once the script is over.
+        store_lost: to be called with the error when the store can no longer be written.
         began: bytes of the states of python's and numpy's generators when the process began, by library.
         facts: by name, what gives each document of settings that has changed since it was last written; whoever writes
             a document takes it out.
@@ -37,6 +40,8 @@ class Capture:
     path: Path
     store: StoreWriter
     guard: Guard
+    say: Callable[[str], None]
+    store_lost: Callable[[StoreError], None]
     began: dict[str, bytes | None]
     facts: dict[str, Callable[[], Any]] = field(default_factory=dict)
 

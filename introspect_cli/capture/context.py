@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from introspect_cli.capture.frames import line_of, pass_by
@@ -18,11 +19,9 @@ from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.summarizer import Summarizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from introspect_cli.capture.background import Reference
     from introspect_cli.capture.capture import Capture
     from introspect_cli.capture.naming import ModuleState, Named
-    from introspect_cli.errors import StoreError
 
 Probe = TypeVar("Probe")
 
@@ -36,21 +35,25 @@ _ELSEWHERE = frozenset({Phase.START, Phase.BACKWARD})
 """Phases in which the line that runs is not the one that a value comes from."""
 
 
+@dataclass(eq=False, slots=True)
 class Stack:
-    """What runs in one thread: calls of modules, None for one of which nothing is recorded, and steps of optimizers."""
+    """What runs in one thread.
 
-    __slots__ = ("calls", "in_graph", "optimizers", "outer", "own", "phase")
+    Attributes:
+        calls: of modules, None for one of which nothing is recorded.
+        phase: of the innermost call.
+        outer: of the outermost call.
+        in_graph: whether a compiler runs a graph of its own.
+        optimizers: those (by `id`) whose step this thread is in, outermost first.
+        own: the last call of a module whose class has a `__call__` of its own, and the tensors it was given.
+    """
 
-    def __init__(self) -> None:
-        """Start outside every module."""
-        self.calls: list[ModuleState | None] = []
-        self.phase = Phase.FORWARD
-        self.outer = Phase.FORWARD
-        self.in_graph = False
-        self.optimizers: list[int] = []
-        """Optimizers (by `id`) whose step this thread is in, outermost first."""
-        self.own: tuple[ModuleState | None, frozenset[int]] = (None, frozenset())
-        """The last call of a module whose class has a `__call__` of its own, and the tensors it was given."""
+    calls: list[ModuleState | None] = field(default_factory=list)
+    phase: Phase = Phase.FORWARD
+    outer: Phase = Phase.FORWARD
+    in_graph: bool = False
+    optimizers: list[int] = field(default_factory=list)
+    own: tuple[ModuleState | None, frozenset[int]] = (None, frozenset())
 
 
 class Stacks(threading.local):
@@ -93,20 +96,12 @@ class Context:
 
     draws: Any
 
-    def __init__(
-        self,
-        capture: Capture,
-        store_lost: Callable[[StoreError], None],
-        digests: Callable[[], dict[int, bytes]],
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, capture: Capture, reference: Reference) -> None:
         """Build what the probes share and a clock at step 0; nothing is watched.
 
         Args:
             capture: what it is.
-            store_lost: called with the error when the store can no longer be written.
-            digests: gives the digests of the steps of the run that this one is compared with.
-            say: prints a sentence.
+            reference: the run that this one is compared with.
         """
         self.capture, self.guard, self.facts = capture, capture.guard, capture.facts
         options = self.options = capture.options
@@ -120,9 +115,10 @@ class Context:
         self.summarizer = Summarizer(**kept)
         self.rank = capture.store.rank(capture.rank, **kept)
         self.names = names = Names(NameFilter(options))
-        box = None if options.keep_around is None else BlackBox(capture, options.keep_around, digests(), say)
+        steps = options.keep_around
+        box = None if steps is None else BlackBox(capture, steps, reference.digests())
         self.policy = StepPolicy(capture, self.rank, box)
-        self.recorder = recorder = Recorder(capture, self.summarizer, self.rank, self.policy, store_lost)
+        self.recorder = recorder = Recorder(capture, self.summarizer, self.rank, self.policy)
         self.stacks = Stacks()
         self.parts = FlatParts(names, self.guard.note)
         self.data_parallel = DataParallel()
@@ -225,8 +221,7 @@ class Context:
             call: for a module the number of its call in this phase, for a parameter how often it was recorded before.
         """
         key = (phase, kind, path, call)
-        site = of.sites.get(key)
-        if site is None:
+        if (site := of.sites.get(key)) is None:
             line = "" if phase in _ELSEWHERE else line_of(sys._getframe(1))  # noqa: SLF001 - the documented way to a frame
             site = self.recorder.site(Site(phase, kind, of.fqn, call, path), _info(of.module_class, "", line))
             of.sites[key] = site

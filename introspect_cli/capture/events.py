@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from enum import Enum
 from operator import attrgetter
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,13 +26,12 @@ if TYPE_CHECKING:
     Handler = Callable[["Call"], Callable[[Any], None] | None]
 
 
-class Treatment(Enum):
-    """What is done to an attribute."""
-
-    WATCH = "it is called between two guarded sections: the method is given the call, what that returns the result"
-    AFTER = "as `WATCH`, but the method is given call and result together, afterwards"
-    REPLACE = "it is replaced by what the method makes of it"
-    HOOK = "it registers hooks; the method is one, guarded"
+_WATCH, _AFTER, _REPLACE, _HOOK = "watch", "after", "replace", "hook"
+"""What is done to an attribute:
+- watch: it is called between two guarded sections: the method is given the call, what that returns the result.
+- after: as `watch`, but the method is given call and result together, afterwards.
+- replace: it is replaced by what the method makes of it.
+- hook: it registers hooks; the method is one, guarded."""
 
 
 class Event(NamedTuple):
@@ -44,7 +42,7 @@ class Event(NamedTuple):
         homes: modules, each with a class after a colon; one that is not there is waited for, a class is passed over.
         names: the attributes, of any of them; with a star at its end, all that begin so.
         method: of the probe, by a dotted path.
-        treatment: what is done.
+        treatment: what is done, `_WATCH` and so on.
         group: rows of one group hear only of calls that are not made inside another of the group; "" for none.
         raised: whether what the method returned is given `RAISED` where the original raised.
     """
@@ -53,7 +51,7 @@ class Event(NamedTuple):
     homes: str
     names: str
     method: str
-    treatment: Treatment = Treatment.WATCH
+    treatment: str = _WATCH
     group: str = ""
     raised: bool = False
 
@@ -110,7 +108,6 @@ _BUILT = (
     f"{_DATA}:DataLoader {_SCHEDULER}:LRScheduler {_SCHEDULER}:ReduceLROnPlateau {_SCHEDULER}:SequentialLR "
     f"{_SCHEDULER}:ChainedScheduler torch.amp:GradScaler"
 )
-_HOOK, _REPLACE, _AFTER = Treatment.HOOK, Treatment.REPLACE, Treatment.AFTER
 
 EVENTS = (
     # without them the script sees our frames in what it prints
@@ -223,14 +220,14 @@ class Patches:
                 if not (name in vars(owner) if name == "__init__" else hasattr(owner, name)):
                     continue
                 method, original = attrgetter(event.method)(probe), getattr(owner, name)
-                if event.treatment is Treatment.REPLACE:
+                if event.treatment == _REPLACE:
                     self.replace(owner, name, method(original))
-                elif event.treatment is Treatment.HOOK:
+                elif event.treatment == _HOOK:
                     self.undo_by(original(_hook(method, guarded)).remove)
                 else:
-                    if event.treatment is Treatment.AFTER:
-                        method = functools.partial(functools.partial, method)
-                    self.watch(owner, name, f"{home.replace(':', '.')}.{name}", guarded, method, event)
+                    handler = functools.partial(functools.partial, method) if event.treatment == _AFTER else method
+                    called = f"{home.replace(':', '.')}.{name}"
+                    self.replace(owner, name, _watched(original, called, guarded, handler, event))
 
     def replace(self, owner: Any, name: str, replacement: object) -> None:
         """Set an attribute until `remove`; `warnings` do not count frames of a function that is put there."""
@@ -239,57 +236,56 @@ class Patches:
         self.undo_by(functools.partial(_restore, owner, name, replacement, vars(owner).get(name, _MISSING)))
         setattr(owner, name, replacement)
 
-    def watch(self, owner: Any, name: str, function: str, guarded: Guarded, handler: Handler, event: Event) -> None:
-        """Replace a function by one that calls it between two guarded sections, with the same arguments.
-
-        Only the original runs while the probe is off, while a call of the same group is under way, and while a compiler
-        traces the call.
-
-        Args:
-            owner: the class or module that has it.
-            name: the attribute.
-            function: what the handler is told that it is called.
-            guarded: of the probe.
-            handler: is given the call; what it returns, if not None, is called with the result, or with `RAISED` where
-                the original raised and the event asks for that.
-            event: of which `group` and `raised` are asked.
-        """
-        original = getattr(owner, name)
-        group, inside = event.group, guarded.inside
-        is_traced = _tracing()
-
-        @functools.wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            """Call the handler, the original, and what the handler returned; returns the original's result."""
-            leaving: Callable[[Any], None] | None = None
-            if not is_traced() and guarded.on and group not in inside:
-                with guarded:
-                    leaving = handler(Call(function, args, kwargs, sys._getframe(1)))  # noqa: SLF001 - as python documents it
-            if leaving is None:
-                return original(*args, **kwargs)
-            if group:
-                inside.add(group)
-            try:
-                result = original(*args, **kwargs)
-            except BaseException:
-                inside.discard(group)
-                if event.raised and guarded.on:
-                    with guarded:
-                        leaving(RAISED)
-                raise
-            inside.discard(group)
-            if guarded.on:
-                with guarded:
-                    leaving(result)
-            return result
-
-        self.replace(owner, name, watched)
-
     def remove(self) -> None:
         """Take out all that was put in place, the last first."""
         while self._undo:
             self._undo[-1]()
             self._undo.pop()  # after it: whatever comes in between, none is left behind
+
+
+def _watched(original: Any, function: str, guarded: Guarded, handler: Handler, event: Event) -> Callable[..., Any]:
+    """A replacement of a function that calls it between two guarded sections, with the same arguments.
+
+    Only the original runs while the probe is off, while a call of the same group is under way, and while a compiler
+    traces the call.
+
+    Args:
+        original: the function.
+        function: what the handler is told that it is called.
+        guarded: of the probe.
+        handler: is given the call; what it returns, if not None, is called with the result, or with `RAISED` where
+            the original raised and the event asks for that.
+        event: of which `group` and `raised` are asked.
+    """
+    group, inside = event.group, guarded.inside
+    is_traced = _tracing()
+
+    @functools.wraps(original)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        """Call the handler, the original, and what the handler returned; returns the original's result."""
+        leaving: Callable[[Any], None] | None = None
+        if not is_traced() and guarded.on and group not in inside:
+            with guarded:
+                leaving = handler(Call(function, args, kwargs, sys._getframe(1)))  # noqa: SLF001 - as python documents it
+        if leaving is None:
+            return original(*args, **kwargs)
+        if group:
+            inside.add(group)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            inside.discard(group)
+            if event.raised and guarded.on:
+                with guarded:
+                    leaving(RAISED)
+            raise
+        inside.discard(group)
+        if guarded.on:
+            with guarded:
+                leaving(result)
+        return result
+
+    return watched
 
 
 def _restore(owner: Any, name: str, replacement: object, original: object) -> None:

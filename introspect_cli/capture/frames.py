@@ -21,7 +21,8 @@ import inspect
 import os
 import sys
 import threading
-from itertools import islice
+from itertools import accumulate, islice, repeat, takewhile
+from operator import is_not
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -42,32 +43,17 @@ def is_introspects(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(PACKAGE)
 
 
-class outward:  # noqa: N801 - used as a function
+def outward(frame: FrameType | None) -> Iterator[FrameType]:
     """A frame and its callers, the innermost first.
 
     No generator: while one that is not exhausted is closed, python drops an exception that another thread sends.
     """
-
-    __slots__ = ("_frame",)
-
-    def __init__(self, frame: FrameType | None) -> None:
-        self._frame = frame
-
-    def __iter__(self) -> Iterator[FrameType]:
-        return self
-
-    def __next__(self) -> FrameType:
-        frame = self._frame
-        if frame is None:
-            raise StopIteration
-        self._frame = frame.f_back
-        return frame
+    frames: Iterator[Any] = accumulate(repeat(frame), lambda each, _: each.f_back)
+    return takewhile(functools.partial(is_not, None), frames)
 
 
 class Pause:
     """Takes Dynamo's frame callback off a thread during guarded sections."""
-
-    __slots__ = ("asked", "exchange", "taken")
 
     def __init__(self) -> None:
         """Start without access to Dynamo, which `pass_by` gives."""

@@ -81,12 +81,7 @@ class Guard:
         """Note a probe's first failure: sentence, traceback and warning; later ones of the same probe are ignored.
 
         Of the traceback the last 4000 characters are kept.
-
-        Raises:
-            BaseException: the error itself, where it is the script's (`is_scripts`).
         """
-        if self.is_scripts(error):
-            raise error
         if probe in self.failed:
             return
         self.failed.add(probe)

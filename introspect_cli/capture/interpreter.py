@@ -95,9 +95,8 @@ class Interpreter:
         def walked(tb: Any) -> Iterator[tuple[FrameType, Any]]:
             """Frames and lines of a traceback without introspect's; all of them where a bug in introspect raised."""
             entries = list(walk(tb))
-            if entries and is_introspects(entries[-1][0]) and not is_stand_in(entries[-1][0]):
-                return iter(entries)
-            return iter([entry for entry in entries if not is_introspects(entry[0])])
+            is_bug = bool(entries) and is_introspects(entries[-1][0]) and not is_stand_in(entries[-1][0])
+            return iter([entry for entry in entries if is_bug or not is_introspects(entry[0])])
 
         return walked
 

@@ -108,37 +108,26 @@ def never_seen(options: CaptureOptions, context: Context) -> list[str]:
     First whether `--perturb` moved nothing. If a step is complete: passes before training, evaluation, saves in
     unrecorded steps, no module call, collectives in compiled code.
     """
-    sentences = []
-    if context.perturbed is not None and not context.perturbed["elements"]:
-        sentences.append(
-            "--perturb moved nothing: no module with parameters to train was called with gradients, so this run is an "
-            "ordinary one"
-        )
-    if not context.complete_steps:
-        return sentences
-    if context.clock.left_out:
-        sentences.append(
-            "what ran before training began and led to no optimizer step was taken for an evaluation and is not "
-            "recorded"
-        )
-    if context.clock.passed_over:
-        sentences.append("evaluation ran and is not recorded (--eval records it)")
-    if saved := list(context.saved_unseen):
-        sentences.append(f"what was saved as {', '.join(saved)} in steps that are not recorded is not recorded either")
-    if not context.names.any_module and options.level != "op":
-        sentences.append(
-            "no module was called, so nothing between the tensors that require gradients and the losses is recorded "
-            "(--level op records every operator)"
-        )
-    if Kind.COLLECTIVE in options.record and context.has_ranks:
-        from introspect_cli.capture import private_api  # it imports torch, which may be left to the script
+    from introspect_cli.capture import private_api  # it imports torch, as the script has by now
 
-        if private_api.compiled_entries():
-            sentences.append(
-                "torch.compile compiled some of what ran: collectives inside that, if any, are not recorded "
-                "(--compile eager runs it as python)"
-            )
-    return sentences
+    stepped, saved = bool(context.complete_steps), ", ".join(context.saved_unseen)
+    of_collectives = Kind.COLLECTIVE in options.record and context.has_ranks
+    table: tuple[tuple[object, str], ...] = (
+        (context.perturbed is not None and not context.perturbed["elements"],
+         ("--perturb moved nothing: no module with parameters to train was called with gradients, so this run is an "
+          "ordinary one")),
+        (stepped and context.clock.left_out,
+         "what ran before training began and led to no optimizer step was taken for an evaluation and is not recorded"),
+        (stepped and context.clock.passed_over, "evaluation ran and is not recorded (--eval records it)"),
+        (stepped and saved, f"what was saved as {saved} in steps that are not recorded is not recorded either"),
+        (stepped and not context.names.any_module and options.level != "op",
+         ("no module was called, so nothing between the tensors that require gradients and the losses is recorded "
+          "(--level op records every operator)")),
+        (stepped and of_collectives and private_api.compiled_entries(),
+         ("torch.compile compiled some of what ran: collectives inside that, if any, are not recorded "
+          "(--compile eager runs it as python)")),
+    )  # fmt: skip
+    return [sentence for is_so, sentence in table if is_so]
 
 
 def without_others(capture: Capture) -> dict[str, Any]:
@@ -148,8 +137,7 @@ def without_others(capture: Capture) -> dict[str, Any]:
         the manifest's entry `{"alone": {"rank": ..., "world_size": ...}}`; {} where none is missing.
     """
     guard = capture.guard
-    place = rank_and_size()
-    if place is None:
+    if (place := rank_and_size()) is None:
         return {}
     guard.note(
         f"this process is rank {place[0]} of {place[1]}, and the other ranks are not in this run: no launcher "
@@ -173,7 +161,7 @@ class Documents:
     """Writes the documents under `settings/`.
 
     Attributes:
-        files: notes what the script reads; None where no sources are recorded.
+        files: notes what the script reads.
     """
 
     def __init__(self, capture: Capture) -> None:
@@ -190,7 +178,7 @@ class Documents:
         texts = options.sources and not (launch and (launch.rank if launch.local_rank is None else launch.local_rank))
         kept = functools.partial(sources.Texts, store.save_source if texts else None, options.redact)
         self.sources = SourceFiles(kept(LIMIT_RUN), time.time())
-        self.files = ReadFiles(capture, kept(MAX_TEXT_BYTES)) if options.source else None
+        self.files = ReadFiles(capture, kept(MAX_TEXT_BYTES))
         self._directory = str(Path.cwd())  # the script may go elsewhere
         early = (
             (options.source, "git", lambda: sources.git(sources.Project.root)),

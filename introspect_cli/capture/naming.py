@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from dataclasses import dataclass, field
 from itertools import chain, repeat
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -103,8 +104,7 @@ class FreeNames:
             base: its class.
             rests: True if the name is not free before `free_resting`, even if the object goes.
         """
-        existing = self.find(thing)
-        if existing is not None:
+        if (existing := self.find(thing)) is not None:
             return existing
         number, name = 1, base
         while (taken := self._taken.get(name)) is not None and (name in self._fresh or taken() is not None):
@@ -279,40 +279,42 @@ def is_plain_call(module: nn.Module) -> bool:
 # the optimizer, until a module turns up that holds it.
 
 
+@dataclass(eq=False, slots=True)
 class Named:
-    """A module, parameter or buffer with a name: whether it is recorded, and its sites."""
+    """A module, parameter or buffer with a name.
 
-    __slots__ = ("fqn", "module_class", "sites", "watched")
+    Attributes:
+        fqn: the name.
+        module_class: class of the module, of the module that owns the parameter, or of the optimizer that has it.
+        watched: whether it is recorded.
+        sites: numbers of its sites.
+    """
 
-    def __init__(self, fqn: str, module_class: str, *, watched: bool) -> None:
-        """Set the name; no site yet.
-
-        Args:
-            fqn: the name.
-            module_class: class of the module, or of the module that owns the parameter.
-            watched: whether it is recorded.
-        """
-        self.fqn = fqn
-        self.module_class = module_class
-        self.watched = watched
-        self.sites: dict[tuple[Phase, Kind, str, int], int] = {}
+    fqn: str
+    module_class: str
+    watched: bool
+    sites: dict[tuple[Phase, Kind, str, int], int] = field(default_factory=dict, init=False)
 
 
+@dataclass(eq=False, slots=True)
 class ModuleState(Named):
-    """A module's name, and its count of calls in the current step."""
+    """A module's name, and its count of calls in the current step.
 
-    def __init__(self, fqn: str, module_class: str, *, watched: bool) -> None:
-        """Start with no call counted."""
-        super().__init__(fqn, module_class, watched=watched)
-        self.plain: type[nn.Module] | None = None
-        """The module's class, once it is known that a call of it is nothing but a call."""
-        self.compiled = False
-        self.step = -1
-        self.styles: list[Style] | None = None
-        """Tensor parallel styles of the inputs; None before the first call."""
-        self.tagged = False
-        """Whether what goes in or comes out may be one rank's share of a DTensor."""
-        self.calls: dict[Phase, int] = {}
+    Attributes:
+        plain: the module's class, once it is known that a call of it is nothing but a call.
+        compiled: whether the module is what a compiled region was made of.
+        step: the last one in which it was called; -1 before.
+        styles: tensor parallel styles of the inputs; None before the first call.
+        tagged: whether what goes in or comes out may be one rank's share of a DTensor.
+        calls: how many in that step, by phase.
+    """
+
+    plain: type[nn.Module] | None = None
+    compiled: bool = False
+    step: int = -1
+    styles: list[Style] | None = None
+    tagged: bool = False
+    calls: dict[Phase, int] = field(default_factory=dict)
 
     def calls_in(self, step: int) -> dict[Phase, int]:
         """Numbers of calls so far in the step that runs, by phase; counts of another step are dropped."""
@@ -326,24 +328,17 @@ Place = str | tuple[int, int]
 """Where an owner holds a tensor: under an attribute, or at a position in an optimizer's group."""
 
 
+@dataclass(eq=False, slots=True)
 class ParameterName(Named):
-    """A parameter's or buffer's name and the class of the module that owns it."""
+    """A parameter's or buffer's name; nothing holds the tensor at first, so `add_holder` is to be called next.
 
-    __slots__ = ("_holders", "makeshift")
+    Attributes:
+        makeshift: whether no module was known to hold the tensor when it got its name: once one is, it gives a better
+            one.
+    """
 
-    def __init__(self, fqn: str, module_class: str, *, watched: bool, makeshift: bool = False) -> None:
-        """Set the name; nothing holds the tensor yet, so call `add_holder` next.
-
-        Args:
-            fqn: the name.
-            module_class: class of the module that owns it, or of the optimizer.
-            watched: whether it is recorded.
-            makeshift: whether no module is known to hold the tensor.
-        """
-        super().__init__(fqn, module_class, watched=watched)
-        self.makeshift = makeshift
-        """Whether no module was known to hold the tensor when it got its name: once one is, it gives a better one."""
-        self._holders: list[tuple[weakref.ref[Any], Place]] = []
+    makeshift: bool = False
+    _holders: list[tuple[weakref.ref[Any], Place]] = field(default_factory=list)
 
     def add_holder(self, owner: object, place: Place) -> None:
         """Add who holds the tensor, and where; an earlier place of the same owner is dropped, and so are owners gone.
@@ -364,11 +359,9 @@ class ParameterName(Named):
 
     def module_of(self, tensor: torch.Tensor) -> nn.Module | None:
         """The first module that holds the tensor now; None where only optimizers do."""
-        for reference, place in self._holders:
-            owner = reference()
-            if isinstance(owner, nn.Module) and _held_at(owner, place) is tensor:
-                return owner
-        return None
+        held = ((reference(), place) for reference, place in self._holders)
+        holders = (owner for owner, place in held if isinstance(owner, nn.Module) and _held_at(owner, place) is tensor)
+        return next(holders, None)
 
     @property
     def is_alive(self) -> bool:
@@ -407,14 +400,6 @@ class ParameterNames(dict[int, ParameterName]):
         self._wanted = wanted
         self._room = 100
 
-    def __setitem__(self, tensor: int, name: ParameterName) -> None:
-        self.changes += 1
-        super().__setitem__(tensor, name)
-
-    def __delitem__(self, tensor: int) -> None:
-        self.changes += 1
-        super().__delitem__(tensor)
-
     def name_of(self, tensor: torch.Tensor) -> ParameterName | None:
         """The name of a parameter or buffer; None where it has none, or its holders no longer hold it."""
         name = self.get(id(tensor))
@@ -422,8 +407,8 @@ class ParameterNames(dict[int, ParameterName]):
 
     def name_alone(self, tensor: torch.Tensor, fqn: str, module_class: str) -> ParameterName:
         """Give a makeshift name to a tensor that no module holds; the caller adds a holder to what is returned."""
-        name = ParameterName(fqn, module_class, watched=self._wanted(fqn), makeshift=True)
-        self[id(tensor)] = name
+        self.changes += 1
+        name = self[id(tensor)] = ParameterName(fqn, module_class, watched=self._wanted(fqn), makeshift=True)
         return name
 
     def name_in(self, module: nn.Module, state: ModuleState) -> None:
@@ -459,6 +444,7 @@ class ParameterNames(dict[int, ParameterName]):
         The caller adds a holder to what is returned.
         """
         self.replaced += self.name_of(tensor) is not None
+        self.changes += 1
         name = self[id(tensor)] = ParameterName(f"{state.fqn}.{attribute}", state.module_class, watched=state.watched)
         return name
 
@@ -467,6 +453,7 @@ class ParameterNames(dict[int, ParameterName]):
         for attribute, tensor in own_tensors(module):
             name = self.name_of(tensor)
             if name is not None and name.fqn == f"{fqn}.{attribute}":
+                self.changes += 1
                 del self[id(tensor)]
 
     def aliases(self, module: nn.Module, fqn: str) -> list[str]:
@@ -474,12 +461,9 @@ class ParameterNames(dict[int, ParameterName]):
 
         Parameters without a name, or with a makeshift one, are left out.
         """
-        aliases = []
-        for attribute, tensor in module._parameters.items():  # noqa: SLF001 - as above
-            name = None if tensor is None else self.name_of(tensor)
-            if name is not None and not name.makeshift and name.fqn != f"{fqn}.{attribute}":
-                aliases.append(f"{attribute}={name.fqn}")
-        return aliases
+        held = [(at, self.name_of(one)) for at, one in module._parameters.items() if one is not None]  # noqa: SLF001 - as above
+        named = [(at, name.fqn) for at, name in held if name is not None and not name.makeshift]
+        return [f"{at}={name}" for at, name in named if name != f"{fqn}.{at}"]
 
     def drop_gone(self) -> None:
         """Drop the names of tensors whose holders are gone; looks only where there are many more names than before.
@@ -489,6 +473,7 @@ class ParameterNames(dict[int, ParameterName]):
         """
         if len(self) > self._room:
             for tensor in [tensor for tensor, name in self.items() if not name.is_alive]:
+                self.changes += 1
                 del self[tensor]
             self._room = 2 * len(self) + 100
 
@@ -509,7 +494,11 @@ _PASSING_PARENTS = ("torch.export", "torch._export", "torch._dynamo")
 
 
 def class_name(module: nn.Module) -> str:
-    """Name of the class as its author wrote it, also for a scripted, traced or `fully_shard`ed module."""
+    """Name of the class as its author wrote it, of a wrapper that of the module inside.
+
+    Also for a scripted, traced or `fully_shard`ed module.
+    """
+    module = unwrap(module)
     if isinstance(module, torch.jit.ScriptModule):
         return str(module.original_name)
     cls = type(module)
@@ -531,19 +520,16 @@ class NameFilter:
         """Whether the module of that name is to be recorded; with globs, the name is kept for `unmatched`."""
         if self._include or self._exclude:
             self._asked.add(fqn)
-        if self._max_depth is not None and fqn.count(".") > self._max_depth:
-            return False
-        if self._include and not selects(fqn, self._include):
-            return False
-        return not selects(fqn, self._exclude)
+        is_too_deep = self._max_depth is not None and fqn.count(".") > self._max_depth
+        is_included = not self._include or selects(fqn, self._include)
+        return is_included and not is_too_deep and not selects(fqn, self._exclude)
 
     def unmatched(self) -> list[str]:
         """A sentence for each glob that matched no name the filter was called with; [] where it was never called."""
         names = sorted(self._asked)
-        unmatched = [
-            glob for glob in (*self._include, *self._exclude) if not any(selects(name, (glob,)) for name in names)
-        ]
-        return [f"no module that ran matches {glob}{near_module(glob, names)}" for glob in unmatched] if names else []
+        globs = (*self._include, *self._exclude) if names else ()
+        unmatched = [glob for glob in globs if not any(selects(name, (glob,)) for name in names)]
+        return [f"no module that ran matches {glob}{near_module(glob, names)}" for glob in unmatched]
 
 
 class Names:
@@ -615,8 +601,7 @@ class Names:
             caller: state of the module in whose forward it is called; None for an outermost call.
             suffix: what the name of a new root gets after its class.
         """
-        state = self.find(module)
-        if state is not None:
+        if (state := self.find(module)) is not None:
             return state
         with self._lock:
             self.any_module = True
@@ -624,18 +609,14 @@ class Names:
             if top is module and caller is not None:
                 # Held in a plain list or built on the fly: no path leads to it but the call. Each call may make a new
                 # one, whose calls are counted on from those of the last one of its name.
-                self._name_tree(module, f"{caller.fqn}.{class_name(unwrap(module))}")
-                made = self.find(module)
-                assert made is not None
-                self.states.set(module, self._made.setdefault(made.fqn, made))
+                made = self._name_tree(module, f"{caller.fqn}.{class_name(module)}")
+                state = self._made.setdefault(made.fqn, made)
+                self.states.set(module, state)
                 self.made_on_the_fly(module)
             else:
-                self._name_tree(top, class_name(unwrap(top)) + suffix)
-                if self.find(module) is None:
-                    self._name_tree(module, class_name(unwrap(module)))
-            named = self.find(module)
-            assert named is not None
-            return named
+                self._name_tree(top, class_name(top) + suffix)
+                state = self.find(module) or self._name_tree(module, class_name(module))
+            return state
 
     def name_root(self, module: nn.Module, name: str) -> None:
         """Name a module `name`, and all below it by path, before its first call.
@@ -681,7 +662,7 @@ class Names:
                     continue
                 held = set(map(id, parameters_in(top)))
                 if any(id(tensor) in held for tensor in tensors):
-                    self._name_tree(top, class_name(unwrap(top)))
+                    self._name_tree(top, class_name(top))
 
     def new_modules(self) -> list[ModuleInfo]:
         """Rows of modules that were named since the last call; a second call returns []."""
@@ -694,8 +675,7 @@ class Names:
 
         Nothing for a root without a name.
         """
-        state = self.find(root)
-        if state is not None:
+        if (state := self.find(root)) is not None:
             with self._lock:
                 self._name_below(root, state.fqn)
 
@@ -706,10 +686,7 @@ class Names:
 
     def _topmost(self, module: nn.Module) -> nn.Module:
         """The outermost module that holds a module, directly or not; the module itself where none does."""
-        top = module
-        for holder in self.holders_of(module):
-            top = holder
-        return top
+        return [module, *self.holders_of(module)][-1]
 
     def holders_of(self, module: nn.Module) -> Iterator[nn.Module]:
         """Modules that hold a module, the nearest first; those that no longer hold it end the chain."""
@@ -722,15 +699,16 @@ class Names:
             module = parent
             seen.add(id(module))
 
-    def _name_tree(self, root: nn.Module, base: str) -> None:
+    def _name_tree(self, root: nn.Module, base: str) -> ModuleState:
         """Make a module a root, and name all below it; of a new one with parameters the script's variable is noted.
+
+        Returns its state.
 
         Args:
             root: keeps its name if it, or what it wraps, has one.
             base: else the first free name of `base`, `base#2`, ...
         """
-        state = self.find(root) or self.find(unwrap(root))
-        if state is not None:
+        if (state := self.find(root) or self.find(unwrap(root))) is not None:
             fqn = state.fqn
         else:
             trains = next(parameters_in(root), None) is not None
@@ -739,6 +717,7 @@ class Names:
                 self._variables[fqn] = _variable_name(root)
         self._roots.set(root, True)
         self._name_below(root, fqn)
+        return self.states.entries[id(root)][1]
 
     def _unname_tree(self, root: nn.Module) -> None:
         """Drop the names of a former root, which is now part of another module, and of all below it.
@@ -767,9 +746,8 @@ class Names:
         """
         gathered: list[torch_distributed.Unsharded] = []
         for module, name, inner in _tree(root, fqn):
-            state = self.find(module)
-            if state is None:
-                state = ModuleState(name, class_name(unwrap(module)), watched=self.wanted(name))
+            if (state := self.find(module)) is None:
+                state = ModuleState(name, class_name(module), watched=self.wanted(name))
                 self.states.set(module, state)
                 if inner is None:
                     self._trees.append(self.describe(module, state))

@@ -76,22 +76,20 @@ def facts_of(func: Any, globs: tuple[str, ...], *, views: bool) -> OpFacts:
         globs: of operators to record, as `_is_wanted` reads them; all where empty.
         views: whether results that share their input's memory are recorded.
     """
-    schema = getattr(func, "_schema", None)
-    if schema is None:
+    if (schema := getattr(func, "_schema", None)) is None:
         name = f"higher_order.{getattr(func, '__name__', type(func).__name__)}"
         return OpFacts(name, _is_wanted(name, globs), unwritten=False, each=False, written=())
     name = f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}"
     base = name.split(".")[1]
     unwritten = base in _UNWRITTEN
-    aliases = [value.alias_info for value in schema.returns]
-    view = base in _ALSO_VIEWS or any(alias is not None and not alias.is_write for alias in aliases)
-    returned = set().union(*(alias.before_set for alias in aliases if alias is not None and alias.is_write))
+    aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
+    view = base in _ALSO_VIEWS or not all(alias.is_write for alias in aliases)
+    returned = set().union(*(alias.before_set for alias in aliases if alias.is_write))
+    arguments = [(at, one, one.alias_info) for at, one in enumerate(schema.arguments) if one.alias_info is not None]
     written = tuple(
-        (-1 if argument.kwarg_only else position, argument.name)
-        for position, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None
-        and argument.alias_info.is_write
-        and not argument.alias_info.before_set & returned
+        (-1 if one.kwarg_only else position, one.name)
+        for position, one, alias in arguments
+        if alias.is_write and not alias.before_set & returned
     )
     recorded = not unwritten and (views or not view) and _is_wanted(name, globs)
     return OpFacts(name, recorded, unwritten, base.startswith("_foreach_"), written)
@@ -297,12 +295,7 @@ class OpProbe(GuardedProbe):
         """Last site that wrote each piece of memory in this step, by address."""
         self._arguments: dict[str, dict[str, Any]] = {}
         self._mode = OpMode(self)
-
-    def remove(self) -> None:
-        """Stop listening and recording, and pop the mode from this thread's stack."""
-        super().remove()
-        self.live = False
-        self._mode.leave_stack()
+        self._patches.undo_by(self._mode.leave_stack, functools.partial(setattr, self, "live", False))
 
     def on_begin(self) -> None:
         """Start to record as a step begins, with phase data for operators outside of modules.
@@ -351,11 +344,9 @@ class OpProbe(GuardedProbe):
                 self._by_node.setdefault(private_api.next_node() - 1, None)
             return None
         fqn, phase, module_class, line = place
-        number = self._context.count(facts, fqn, phase)
-        call = self._calls.get((facts, fqn, phase, number))
-        if call is None:
-            source = line_of(frame) or line
-            call = self._calls[facts, fqn, phase, number] = OpCall(phase, fqn, module_class, facts, number, source)
+        key = facts, fqn, phase, self._context.count(facts, fqn, phase)
+        if (call := self._calls.get(key)) is None:
+            call = self._calls[key] = OpCall(phase, fqn, module_class, facts, key[3], line_of(frame) or line)
         # The first operator seen since a node was made is the one it was made for; inside an autograd function of the
         # script's, the first that its forward runs. A backward pass that makes no graph makes none.
         if node is None or torch.is_grad_enabled():
@@ -396,10 +387,9 @@ class OpProbe(GuardedProbe):
             if name is None or not name.watched:
                 return None
             return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
-        try:
-            return self._by_node[number]
-        except KeyError:
-            return None if "Compiled" in node.name() else OpCall(Phase.FORWARD, SCRIPT, "", _NO_OPERATOR)
+        if number in self._by_node or "Compiled" in node.name():
+            return self._by_node.get(number)
+        return OpCall(Phase.FORWARD, SCRIPT, "", _NO_OPERATOR)
 
     def record_results(self, run: Run, frame: FrameType | None) -> None:
         """Record the results of an operator that has run, if it is recorded and `_find_call` returns its call.
@@ -416,8 +406,7 @@ class OpProbe(GuardedProbe):
             if not self._recorder.wanted or (frame is not None and is_introspects(frame)):
                 return
             node = private_api.running_node()
-            call = self._find_call(self._facts_of(run.func), node, frame)
-            if call is None:
+            if (call := self._find_call(self._facts_of(run.func), node, frame)) is None:
                 return
             if call.facts.recorded:
                 self._write_results(run, call, node)
@@ -449,12 +438,10 @@ class OpProbe(GuardedProbe):
             if value.dtype not in FLOATS:
                 self._written_by.pop(memory_of(value), None)
                 continue
-            site = call.sites.get(path)
-            if site is None:
+            if (site := call.sites.get(path)) is None:
                 place = Site(call.phase, Kind.OP_OUTPUT, call.fqn, call.number, facts.name + path)
-                site = call.sites[path] = self._recorder.site(
-                    place, SiteInfo(call.module_class, facts.name, call.source)
-                )
+                info = SiteInfo(call.module_class, facts.name, call.source)
+                site = call.sites[path] = self._recorder.site(place, info)
                 self._note_arguments(run, call)
             given = given or self._given_of(node, run, each=facts.each)
             self._recorder.emit(site, value, given)
@@ -495,8 +482,6 @@ class OpProbe(GuardedProbe):
         """
         found = [] if found is None else found
         for value in values:
-            if value is None or isinstance(value, _PLAIN):
-                continue
             if isinstance(value, (tuple, list)):
                 self._writers_of(value, found)
             elif isinstance(value, torch.Tensor) and value.dtype in FLOATS:

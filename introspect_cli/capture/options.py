@@ -93,10 +93,7 @@ class CaptureOptions:
     """
 
     output: Path | None = of_the_run(  # noqa: RUF009 - makes a field
-        None,
-        "Directory of the run [default: a fresh one under introspect-runs/].",
-        "-o",
-        metavar="DIR",
+        None, "Directory of the run [default: a fresh one under introspect-runs/].", "-o", metavar="DIR"
     )
     force: bool = of_the_run(False, "Replace an existing run.")
     durable: bool = of_the_run(False, "Force each step to disk, so that even a power cut loses none.")
@@ -108,19 +105,12 @@ class CaptureOptions:
     )
     quiet: bool = of_the_run(False, "Print errors only.", "-q")
     against: str | None = of_comparing(
-        None,
-        "Compare with this run while running, and report the first divergence at once.",
-        metavar="RUN",
+        None, "Compare with this run while running, and report the first divergence at once.", metavar="RUN"
     )
     diff: str | None = of_comparing(
-        None,
-        "Options of diff for that, as one argument: '--rtol 1e-5 --kinds param,grad'.",
-        metavar="OPTIONS",
+        None, "Options of diff for that, as one argument: '--rtol 1e-5 --kinds param,grad'.", metavar="OPTIONS"
     )
-    stop: bool = of_comparing(
-        False,
-        "End the script, on all ranks, when it diverges; exit as diff does.",
-    )
+    stop: bool = of_comparing(False, "End the script, on all ranks, when it diverges; exit as diff does.")
     record: frozenset[Kind] = of_records(
         frozenset(Kind(name) for name in DEFAULT_KINDS),
         f"Kinds of values: {', '.join(KINDS)}; or default (all but collective), all, none.",
@@ -146,9 +136,7 @@ class CaptureOptions:
         (), "Only modules whose name matches, such as '*.attn'; repeatable.", metavar="GLOB"
     )
     level: str = of_records(
-        "module",
-        "Record modules, or each operator in them as well [default: module].",
-        choices=("module", "op"),
+        "module", "Record modules, or each operator in them as well [default: module].", choices=("module", "op")
     )
     ops: tuple[str, ...] = of_records(
         (),
@@ -157,9 +145,7 @@ class CaptureOptions:
         commas=False,
     )
     views: bool = of_records(
-        False,
-        "With --level op: also results that are views of an input [default: no].",
-        "--views/--no-views",
+        False, "With --level op: also results that are views of an input [default: no].", "--views/--no-views"
     )
     vjp: tuple[str, ...] = of_records(
         (),
@@ -168,10 +154,7 @@ class CaptureOptions:
         commas=False,
     )
     jacobian_norm: tuple[str, ...] = of_records(
-        (),
-        "Estimate the Frobenius norm of such a Jacobian; repeatable.",
-        metavar="OUTPUT:INPUT",
-        commas=False,
+        (), "Estimate the Frobenius norm of such a Jacobian; repeatable.", metavar="OUTPUT:INPUT", commas=False
     )
     probes: int = of_records(8, "Random vectors for that estimate [default: 8].", metavar="K", least=2)
     exclude: tuple[str, ...] = of_records((), "Not these modules; repeatable.", metavar="GLOB")
@@ -225,10 +208,7 @@ class CaptureOptions:
     source: bool = of_settings(True, "Hashes of your source files [default: yes].", narrows=True)
     sources: bool = of_settings(True, "And their text, so that diff shows the changed line [default: yes].")
     redact: tuple[str, ...] = of_settings(
-        (),
-        "Redact more variables, such as 'WANDB_*'; repeatable.",
-        metavar="PATTERN",
-        in_manifest=False,
+        (), "Redact more variables, such as 'WANDB_*'; repeatable.", metavar="PATTERN", in_manifest=False
     )
 
     @property
@@ -388,8 +368,7 @@ class ValueName(NamedTuple):
         Raises:
             UsageError: the module's name is missing, or what follows `/` is neither `input` nor `output`.
         """
-        named = _VALUE.fullmatch(text.strip())
-        if named is None:
+        if (named := _VALUE.fullmatch(text.strip())) is None:
             raise UsageError(f"{text!r} names no value: write blocks.0, blocks.0['hidden'] or blocks.0/input[0]")
         fqn, side, path = named.groups("")
         is_input = side == "input"

@@ -67,7 +67,7 @@ class ReadFiles:
             capture: files of its run are not noted; `document` is put among its facts under `files` when it changes.
             texts: keeps the text of small configuration files.
         """
-        self._facts = capture.facts
+        self._facts, self._is_wanted = capture.facts, capture.options.source
         self.guarded = capture.guard.around("files", "files that the script reads are")
         self._directory = os.path.realpath(capture.store.path) + os.sep
         self._start = os.path.realpath(Path.cwd()) + os.sep
@@ -80,14 +80,19 @@ class ReadFiles:
         self._seen: set[tuple[int, ...]] = set()
         self._files: dict[str, dict[str, Any]] = {}
         self._of_line: dict[tuple[str, str], list[str]] = {}
-        self._many: dict[tuple[str, str], str] = {}
+        self._folders: dict[str, dict[str, Any]] = {}
         self._bytes = 0
         self._left_out = False
 
     def install(self) -> None:
-        """Replace `open` in builtins and io now, and the readers of libraries when the script has imported these."""
-        self._patches.put("files", self, self.guarded)
-        self.guarded.on = True
+        """Replace `open` in builtins and io now, and the readers of libraries when the script has imported these.
+
+        Nothing where no sources are recorded.
+        """
+        if self._is_wanted:
+            with self.guarded:
+                self._patches.put("files", self, self.guarded)
+            self.guarded.on = True
 
     def remove(self) -> None:
         """Put `open` and the readers back; what was noted stays."""
@@ -142,10 +147,9 @@ class ReadFiles:
             return
         ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - as above
         line = line_of(frame, through=True)
-        if (line, ending) in self._many:
-            return
-        if status.st_mtime >= self._began:
-            return  # made by the script
+        is_many = len(self._of_line.get((line, ending), ())) > MAX_FILES_OF_LINE
+        if is_many or status.st_mtime >= self._began:
+            return  # of a data set, or made by the script
         shown, real = os.path.abspath(path), os.path.realpath(path)  # noqa: PTH100 - as above; a cache links to digests
         if not (self._is_watched(real) and self._is_watched(shown)):
             return
@@ -155,16 +159,15 @@ class ReadFiles:
                 self._left_out = True
                 return
             self._seen.add(key)
-            name = self._shown_name(shown, real)
+            name, at = self._shown_name(shown, real), {"line": line} if line else {}
             of_line = self._of_line.setdefault((line, ending), [])
             of_line.append(name)
             if len(of_line) > MAX_FILES_OF_LINE:
-                self._many[line, ending] = os.path.commonprefix(of_line).rpartition("/")[0] or "."  # noqa: RUF071 - cut at a slash
-                for file in of_line:
-                    self._files.pop(file, None)
-                return
-            about = self._describe(path, status.st_size, ending)
-            self._files[name] = about | ({"line": line} if line else {})
+                folder = os.path.commonprefix(of_line).rpartition("/")[0] or "."  # noqa: RUF071 - cut at a slash
+                self._folders[f"{folder}/*{ending}"] = {"many": True, **at}
+                self._files = {file: about for file, about in self._files.items() if file not in of_line}
+            else:
+                self._files[name] = self._describe(path, status.st_size, ending) | at
 
     def _is_watched(self, real: str) -> bool:
         """Whether to note a path: not the system's, python's, a package's or the run's, and not secret by name."""
@@ -219,9 +222,5 @@ class ReadFiles:
         line may be missing.
         """
         with self._lock:
-            files = dict(sorted(self._files.items()))
-            many = {
-                f"{place}/*{ending}": {"many": True, **({"line": line} if line else {})}
-                for (line, ending), place in self._many.items()
-            }
-        return {**files, **many, **({"(others)": {"many": True}} if self._left_out else {})}
+            others: dict[str, dict[str, Any]] = {"(others)": {"many": True}} if self._left_out else {}
+            return dict(sorted(self._files.items())) | self._folders | others

@@ -22,7 +22,6 @@ from introspect_cli.tensors.flatten import flatten
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from introspect_cli.capture.context import Context
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.records import Site
 
@@ -63,7 +62,10 @@ def run_once(
         context.recorder.record_only(only)
         if isinstance(model, nn.Module):
             context.names.name_root(model, name)
-            _tap_compiled(context, model)
+            # of a compiled module those inside, but not the one that it wraps
+            inner = wrapped(model) if options.compile != "boundary" else None
+            if inner is not None:
+                context.probe(CompileProbe).tap(child for child in modules_in(inner) if child is not inner)
         with _restoring(model):
             given = model(*_copied(args), **_copied(kwargs))
             if backward:
@@ -74,26 +76,14 @@ def run_once(
             context.clock.tick()
 
 
-def _tap_compiled(context: Context, module: nn.Module) -> None:
-    """Have the modules inside a `torch.compile`d module recorded, but not the one that it wraps itself.
-
-    Nothing for another module, or with `--compile boundary`.
-    """
-    inner = wrapped(module)
-    if inner is not None and context.options.compile != "boundary":
-        context.probe(CompileProbe).tap(child for child in modules_in(inner) if child is not inner)
-
-
 def _total(given: Any) -> torch.Tensor:
     """Sum over all elements of all floating point tensors in an output, so that each element gets a gradient of 1.
 
     A float32 on the CPU; 0, without a gradient, where there is no such tensor.
     """
     tensors = [leaf for _, leaf in flatten(given) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-    total = torch.zeros(())
-    for tensor in tensors:
-        total = total + tensor.sum().to(total)
-    return total
+    zero = torch.zeros(())
+    return sum((tensor.sum().to(zero) for tensor in tensors), zero)
 
 
 def _copied(values: Any) -> Any:

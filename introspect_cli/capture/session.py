@@ -142,13 +142,11 @@ class Session:
         self._interpreter = Interpreter(guard)
         self._closed = self._followed = False
         self._store_lost = ""
-        self._start = Start(
-            self._torch_imported,
-            seed=options.seed,
-            deterministic=options.deterministic,
-            guarded=guard.around("session", "the state of numpy's generator is"),
-        )
-        self._capture = capture = Capture(options, target, launch, path, store, guard, self._start.states)
+        seed, deterministic = options.seed, options.deterministic
+        guarded = guard.around("session", "the state of numpy's generator is")
+        self._start = Start(self._torch_imported, seed=seed, deterministic=deterministic, guarded=guarded)
+        tell_lost, began = self._note_lost, self._start.states
+        self._capture = capture = Capture(options, target, launch, path, store, guard, self._tell, tell_lost, began)
         self.rank = capture.rank
         self._documents = Documents(capture)
         self._manifest = opening(capture)
@@ -170,9 +168,7 @@ class Session:
         stop = weakref.WeakMethod(self.stop_in_child)
         os.register_at_fork(after_in_child=lambda: (alive := stop()) and alive())
         self._interpreter.install()
-        if self._documents.files is not None:
-            with self._guard.around("files", "files that the script reads are"):
-                self._documents.files.install()
+        self._documents.files.install()
         self._followed = began is not None
         if began is None:
             self._start.install()
@@ -204,7 +200,7 @@ class Session:
             from introspect_cli.capture.all_probes import put_probes
             from introspect_cli.capture.context import Context
 
-            context = Context(self._capture, self._note_lost, self.reference.digests, self._tell)
+            context = Context(self._capture, self.reference)
             put_probes(context)
             listeners = context.clock.listeners
             listeners["on_ending"].append(functools.partial(self._write_documents, context))
@@ -222,7 +218,7 @@ class Session:
     def _write_documents(self, context: Context) -> None:
         """Write changed documents before a step is written, all before the first: whoever reads it has them."""
         with self._writing(self._settings):
-            if context.clock.ticks == 1:
+            if not context.recorder.step:
                 self._documents.write_all()
                 if self._capture.launch is None:
                     self._manifest |= without_others(self._capture)
@@ -273,8 +269,7 @@ class Session:
         self._closed = True
         self._guard.script_is_over = True
         self._start.remove()
-        if self._documents.files is not None:
-            self._documents.files.remove()
+        self._documents.files.remove()
         if (context := self.context) is not None:
             context.remove(over=True)
             with self._writing(self._end):
@@ -332,8 +327,7 @@ class Session:
         self.words = []
         self._publishers.abandon()
         self.reference.abandon()
-        if self._documents.files is not None:
-            self._documents.files.remove()
+        self._documents.files.remove()
         if self.context is not None:
             self.context.stop_in_child()
         self._capture.store.abandon()

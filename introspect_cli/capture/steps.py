@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -165,9 +164,11 @@ class Trained:
         """Gives the live optimizers, in the order in which they were added."""
         self._parameters: set[int] | None = None
         self._roots: ById[bool] = ById()
-        self._by_hand: ById[bool] = ById()
+        self.by_hand: ById[bool] = ById()
+        """Modules that count as trained although no optimizer holds their parameters."""
         self._versions: ById[tuple[int, int]] = ById()
-        self._threads: ById[int] = ById()
+        self.threads: ById[int] = ById()
+        """By optimizer that has stepped, the thread of its last step."""
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         """Add an optimizer, which is referred to weakly, or what it holds now; drops cached answers of `is_trained`."""
@@ -180,37 +181,24 @@ class Trained:
 
         A backward pass of another thread may be writing the gradients of its own, and torch does not guard `.grad`.
         """
-        return [each for each in self.optimizers() if self._threads.get(each) == threading.get_ident()]
-
-    def add_by_hand(self, module: nn.Module) -> None:
-        """Count a module as trained from now on although no optimizer holds its parameters."""
-        self._by_hand.set(module, True)
+        return [each for each in self.optimizers() if self.threads.get(each) == threading.get_ident()]
 
     def is_trained(self, module: nn.Module) -> bool:
         """Whether an optimizer holds any parameter, of a module or below it, that requires a gradient.
 
-        True also for a module that was given to `add_by_hand`. Cached, but for a module whose held parameters are all
+        True also for a module in `by_hand`. Cached, but for a module whose held parameters are all
         frozen.
         """
-        is_trained = self._roots.get(module) or self._by_hand.get(module)
-        if is_trained is None:
-            held = [
-                parameter
-                for parameter in parameters_in(module)
-                if id(parameter) in self._held_ids() or flat.is_stepped(parameter)
-            ]
+        if (is_trained := self._roots.get(module) or self.by_hand.get(module)) is None:
+            held = [one for one in parameters_in(module) if id(one) in self._held_ids() or flat.is_stepped(one)]
             is_trained = any(parameter.requires_grad for parameter in held)
             if is_trained or not held:  # what is frozen may be set free later
                 self._roots.set(module, is_trained)
         return is_trained
 
-    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that this thread steps an optimizer."""
-        self._threads.set(optimizer, threading.get_ident())
-
     def is_new(self, module: nn.Module) -> bool:
         """Whether an optimizer of which no step was noted holds any of a module's parameters."""
-        new = [optimizer for optimizer in self.optimizers() if self._threads.get(optimizer) is None]
+        new = [optimizer for optimizer in self.optimizers() if self.threads.get(optimizer) is None]
         held = {id(parameter) for optimizer in new for parameter in parameters_of(optimizer)}
         return any(id(parameter) in held for parameter in parameters_in(module))
 
@@ -323,8 +311,7 @@ class Evaluation:
         was taken for an evaluation.
         """
         self.has_training = True
-        self.feeding |= self._fed
-        self.feeding |= {self._doubted} - {-1}  # what was taken for an evaluation is trained on
+        self.feeding |= self._fed | ({self._doubted} - {-1})  # what was taken for an evaluation is trained on
         self._fed.clear()
         self._under_way = self._loss_is_due = False
         self._doubted = -1
@@ -365,23 +352,23 @@ class Evaluation:
         if not self.has_training and not is_trained:
             return Phase.FORWARD
         elsewhere = bool(self.feeding) and self._feeder >= 0 and self._feeder not in self.feeding
-        if torch.is_grad_enabled():
-            evaluates = elsewhere and (
-                (not _is_in_train_mode(module) and not self._trained.is_new(module)) if is_trained else self._under_way
-            )
-            self._doubted = self._feeder if evaluates else -1
+        in_train_mode, with_gradients = _is_in_train_mode(module), torch.is_grad_enabled()
+        if with_gradients and is_trained:
+            evaluates = elsewhere and not in_train_mode and not self._trained.is_new(module)
+        elif with_gradients:
+            evaluates = elsewhere and self._under_way
         elif is_trained:  # a target of the loss, where the script has begun to compute one
-            evaluates = not (self._loss_is_due and _is_in_train_mode(module))
+            evaluates = not (self._loss_is_due and in_train_mode)
             evaluates &= elsewhere or not (_is_in_function() and all(map(_is_in_train_mode, modules_in(module))))
         else:
             # an acting model is in training mode and has parameters, unlike a loss module
-            under_way = self._under_way and not (
-                self._acts and _is_in_train_mode(module) and next(parameters_in(module), None) is not None
-            )
-            evaluates = under_way or (elsewhere and not _is_in_train_mode(module) and not self.feeding & self._fed)
-            evaluates |= is_copy
-        self._loss_is_due |= is_trained and torch.is_grad_enabled() and not evaluates
-        self._acts = evaluates and not elsewhere and is_trained and _is_in_train_mode(module)
+            acts = self._acts and in_train_mode and next(parameters_in(module), None) is not None
+            late = elsewhere and not in_train_mode and not self.feeding & self._fed
+            evaluates = is_copy or late or (self._under_way and not acts)
+        if with_gradients:
+            self._doubted = self._feeder if evaluates else -1
+        self._loss_is_due |= is_trained and with_gradients and not evaluates
+        self._acts = evaluates and not elsewhere and is_trained and in_train_mode
         self._under_way = evaluates
         return Phase.EVAL if evaluates else Phase.FORWARD
 
@@ -453,8 +440,6 @@ _MARK = "introspect: made before anything was trained"
 class _Mark:
     """Lives as long as the autograd node that has it among its metadata."""
 
-    __slots__ = ("__weakref__",)
-
 
 MOMENTS = (
     *("on_forward", "on_root", "on_made", "on_root_left", "on_begin", "on_after_optimizer"),
@@ -481,7 +466,6 @@ class StepClock:
         evaluation: tells evaluation from training.
         trained: the optimizers, and what they train.
         labels: what the script's framework calls the step.
-        ticks: steps that have ended.
         has_optimizer: whether the script has built one, so that their steps end steps.
         stepped: whether one has stepped.
         unseen_steps: whether parameters were written to, though no optimizer was seen to step.
@@ -508,14 +492,14 @@ class StepClock:
         self.evaluation = Evaluation(recorder, self.trained, wanted=wants_eval)
         self.labels = StepLabels(guard)
         recorder.labels = self.labels.take
-        self.ticks = 0
         self.has_optimizer = self.stepped = self.unseen_steps = self.left_out = False
         self.passed_over: list[list[int]] = []
         self._manual = self._model_ran = False
         self._begun = -1
         self._rows_at_begin = self._forwards = self._backwards = 0
-        self._graphs: list[tuple[int, weakref.ref[_Mark] | None]] = []
-        self._ran_with_gradients: list[weakref.ref[nn.Module]] = []
+        self._graphs: ById[int] = ById()
+        """Marks in graphs that are alive, and in which step each was made."""
+        self._ran_with_gradients: ById[bool] = ById()
 
     def tell(self, moment: str, *given: object) -> None:
         """Call the listeners of a moment in order with what is given; an exception is raised at once."""
@@ -551,10 +535,13 @@ class StepClock:
         step, and given to `on_evaluation`; if evaluation is not recorded, the step is added to `passed_over`.
         """
         evaluation = self.evaluation
-        phase = evaluation.phase(module, first_step=not self.ticks)
+        phase = evaluation.phase(module, first_step=not self._recorder.step)
         if phase is Phase.EVAL:
-            if not evaluation.wanted and len(self.passed_over) < MAX_SPANS:
-                self._note_passed_over(self._recorder.step)
+            spans, step = self.passed_over, self._recorder.step
+            if not evaluation.wanted and spans and spans[-1][1] >= step - 1:
+                spans[-1][1] = step
+            elif not evaluation.wanted and len(spans) < MAX_SPANS:
+                spans.append([step, step])
             taken, began = evaluation.take_back()
             if began:
                 self._begun = -1
@@ -573,14 +560,6 @@ class StepClock:
             self.labels.read()
         return phase
 
-    def _note_passed_over(self, step: int) -> None:
-        """Add a step to `passed_over`, extending its last span where the step follows it."""
-        spans = self.passed_over
-        if spans and spans[-1][1] >= step - 1:
-            spans[-1][1] = step
-        else:
-            spans.append([step, step])
-
     def _step_without_optimizer(self, module: nn.Module) -> None:
         """Before an outermost call of a script without optimizer, end the step if it has computed something.
 
@@ -593,7 +572,7 @@ class StepClock:
         self._forwards += 1
         self._model_ran |= is_model
         if is_model and torch.is_grad_enabled():
-            self._ran_with_gradients.append(weakref.ref(module))
+            self._ran_with_gradients.set(module, True)
 
     def mark_graph(self, result: object) -> None:
         """Put a mark in the autograd graph of an outermost call's result, to see later whether the graph is alive.
@@ -603,14 +582,13 @@ class StepClock:
         """
         if not torch.is_grad_enabled() or self.has_optimizer or self.evaluation.has_training:
             return
-        self._graphs = [(step, mark) for step, mark in self._graphs if mark is None or mark() is not None]
         tensors = [leaf for _, leaf in flatten(result) if isinstance(leaf, torch.Tensor)]
-        for node in [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None] if tensors else [None]:
-            mark = _Mark()
-            if node is not None:
-                kept: Any = node.metadata  # torch says that it is a function
-                kept[_MARK] = mark
-            self._graphs.append((self._recorder.step, None if node is None else weakref.ref(mark)))
+        nodes: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+        for node in nodes:
+            mark = node.metadata[_MARK] = _Mark()
+            self._graphs.set(mark, self._recorder.step)
+        if not tensors and self._graphs.get(self) is None:
+            self._graphs.set(self, self._recorder.step)  # it stays alive
 
     @property
     def _has_computed(self) -> bool:
@@ -646,10 +624,8 @@ class StepClock:
             self._leave_out_evaluation(keep=True)
         self.evaluation.note_training()
         if not self.has_optimizer:
-            for reference in self._ran_with_gradients:
-                module = reference()
-                if module is not None:
-                    self.trained.add_by_hand(module)
+            for module in self._ran_with_gradients.objects():
+                self.trained.by_hand.set(module, True)
             self._ran_with_gradients.clear()
             if self._backwards and not self._forwards:
                 self.auto_tick()  # no module runs: a step is from one backward pass to the next
@@ -684,7 +660,7 @@ class StepClock:
         """
         earlier = self._recorder.step > 0 or (not keep and self._forwards > 0)
         kept = self._recorder.step if keep else None
-        graphs = [step for step, mark in self._graphs if mark is None or mark() is not None]
+        graphs = [step for _, step in list(self._graphs.entries.values())]
         self._graphs.clear()
         in_graphs = any(step != kept for step in graphs) and (keep or not self._recorder.step)
         if not earlier or self._manual or in_graphs:
@@ -692,7 +668,6 @@ class StepClock:
         self._recorder.restart(keep=keep)
         self.passed_over = [[0, 0]] if self.passed_over and keep else []
         self._begun = 0 if keep and self._begun == kept else -1
-        self.ticks = 0
         self._names.renumber(kept)
         self.tell("on_restart", kept)
         if not keep:
@@ -709,7 +684,7 @@ class StepClock:
     def note_step_of(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer steps, with parameters that are new: one that was not seen being built is added."""
         self.add_optimizer(optimizer)
-        self.trained.note_step(optimizer)
+        self.trained.threads.set(optimizer, threading.get_ident())
 
     def give_up_on_optimizers(self) -> None:
         """Have forward passes end no steps, although optimizers are no longer watched."""
@@ -730,14 +705,13 @@ class StepClock:
 
         The first call does not end it where a step has just ended and nothing was recorded since.
         """
-        just_ticked = not self._manual and self.ticks > 0 and self._recorder.rows == 0
+        just_ticked = not self._manual and self._recorder.step > 0 and self._recorder.rows == 0
         self._manual = True
         if not just_ticked:
             self.tick()
 
     def tick(self) -> None:
         """Call the `on_ending` listeners, end the step and begin the next, then call the `on_tick` listeners."""
-        self.ticks += 1
         self._forwards = self._backwards = 0
         self._model_ran = False
         self._ran_with_gradients.clear()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from itertools import chain
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -102,8 +103,7 @@ def styles_of(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]
     """
     styles: list[tuple[str, Any, tuple[Any, ...]]] = []
     for hook in module._forward_pre_hooks.values():  # noqa: SLF001 - there is no public way to ask for them
-        held = _style_in(hook)
-        if held is None:
+        if (held := _style_in(hook)) is None:
             continue
         mesh, prepare = held["device_mesh"], held.get("input_fn")
         called = getattr(getattr(prepare, "func", None), "__name__", "")
@@ -141,8 +141,7 @@ def _cut_together(module: Any) -> list[Any]:
     list is read first.
     """
     state = module._get_fsdp_state() if is_cut(module) else None  # noqa: SLF001 - told in the docstring
-    many = getattr(state, "_fsdp_param_groups", None)
-    if many is not None:
+    if (many := getattr(state, "_fsdp_param_groups", None)) is not None:
         return list(many)
     one = getattr(state, "_fsdp_param_group", None)
     return [] if one is None else [one]
@@ -180,9 +179,7 @@ def unsharded_of(module: Any) -> list[Unsharded]:
     step are taken for others than its optimizer's.
     """
     gathered = []
-    for keeper in (
-        parameter for together in _cut_together(module) for parameter in getattr(together, "fsdp_params", ())
-    ):
+    for keeper in chain.from_iterable(getattr(together, "fsdp_params", ()) for together in _cut_together(module)):
         info, shard = getattr(keeper, "_module_info", None), getattr(keeper, "sharded_param", None)
         if info is None or shard is None:
             continue

@@ -141,6 +141,29 @@ def test_no_tensor_is_held_or_referred_to_while_a_collective_is_under_way(intros
     assert done.stdout.splitlines() == [*["[0, 0] 1", *["[7.0, 7.0, 7.0, 7.0]"] * 2, "None"] * 2], done.stderr
 
 
+FORKS = f"""
+import os
+from pathlib import Path
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(4))
+if not (child := os.fork()):
+    os._exit(0)
+os.waitpid(child, 0)
+print([place.read_text().count("all_reduce") for place in Path("run").rglob("{IN_FLIGHT}")])
+"""
+
+
+def test_a_forked_child_leaves_what_is_under_way_in_its_place(introspect, tmp_path):
+    (tmp_path / "train.py").write_text(FORKS)
+    launched = {**os.environ, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}  # the other rank never comes
+    done = introspect("capture", "-q", "-o", "run", "--record", "default,collective", "train.py", env=launched)
+    assert done.stdout == "[1]\n", done.stderr
+    assert not list(tmp_path.rglob(IN_FLIGHT))
+
+
 RECORDED = ("--record", "default,collective")
 COMPILED = """
 import os, sys

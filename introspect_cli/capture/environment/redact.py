@@ -297,22 +297,21 @@ def source(text: str, patterns: tuple[str, ...] = ()) -> str:
         patterns: globs of further secret names.
     """
     formed = prose_without_credentials(text) != text
-    pieces = []
-    done = 0
-    for match in _TEXTS.finditer(text):
+
+    def cleaned(match: re.Match[str]) -> str:
+        """A string or comment without secrets."""
         group = str(match.lastgroup)
-        start, end = match.span(group)
-        body = clean = text[start:end]
+        body = clean = match[group]
         if group != "comment" and _is_secret(text, match.start(), body, patterns):
             clean = REDACTED
         elif group.startswith("short") and "{" not in body and _STRICT_NAME.search(body):
             clean = without_credentials(body)  # what is in the braces of an f-string has to stay an expression
         elif formed:
             clean = prose_without_credentials(body)
-        if clean != body:
-            pieces += [text[done:start], clean]
-            done = end
-    return "".join([*pieces, text[done:]])
+        start = match.start(group) - match.start()
+        return match[0][:start] + clean + match[0][start + len(body) :]
+
+    return _TEXTS.sub(cleaned, text)
 
 
 def _is_secret(text: str, start: int, body: str, patterns: tuple[str, ...]) -> bool:
@@ -335,8 +334,7 @@ def _is_secret(text: str, start: int, body: str, patterns: tuple[str, ...]) -> b
         return not _OF_A_COMMIT.search(around.rpartition("\n")[2])
     if around.rstrip().rstrip("(rbfuRBFU").rstrip()[-1:] not in {"=", ":", ","}:
         return False  # quickly: this is asked of each string
-    before = _BEFORE.search(around)
-    if before is None:
+    if (before := _BEFORE.search(around)) is None:
         return False
     name = before["name"] or before["asked"]
     if _DEFAULT.search(name):  # add_argument("--password", default="...")

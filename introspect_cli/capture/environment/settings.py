@@ -70,17 +70,14 @@ def hardware() -> dict[str, Any]:
 
     Once CUDA is initialised also `gpus`, as of `devices`.
     """
-    facts: dict[str, Any] = {
+    return {
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "cpu": _told_in("/proc/cpuinfo", r"^model name\s*: *(.*?) *$") or platform.processor(),
         "cpu_count": os.cpu_count(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        **({"gpus": devices()} if torch.cuda.is_initialized() else {}),
     }
-    gpus = devices()
-    if gpus:
-        facts["gpus"] = gpus
-    return facts
 
 
 def _told_in(file: str, pattern: str) -> str | None:
@@ -114,9 +111,7 @@ def command(target: Target, directory: str, patterns: tuple[str, ...]) -> dict[s
 
 
 def devices() -> list[dict[str, Any]]:
-    """Visible GPUs by number: name, compute capability, MiB of memory, UUID if known; [] until CUDA is initialised."""
-    if not torch.cuda.is_initialized():
-        return []
+    """Visible GPUs by number: name, compute capability, MiB of memory, UUID if known; CUDA has to be initialised."""
     gpus = []
     for number in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(number)

@@ -52,8 +52,7 @@ def git(directory: str) -> dict[str, Any]:
     Returns:
         {} outside of git, and where git is missing or fails.
     """
-    program = shutil.which("git")
-    if program is None:
+    if (program := shutil.which("git")) is None:
         return {}
 
     def ask(*arguments: str) -> str | None:
@@ -76,8 +75,7 @@ def git(directory: str) -> dict[str, Any]:
             return None
         return answer.stdout.rstrip("\n") if answer.returncode == 0 else None
 
-    commit = ask("rev-parse", "HEAD")
-    if commit is None:
+    if (commit := ask("rev-parse", "HEAD")) is None:
         return {}
     changed = [line[3:] for line in (ask("status", "--porcelain", "--untracked-files=no") or "").splitlines()]
     return {
@@ -166,9 +164,9 @@ def file_of(module: object) -> str:
 
 def is_generated(path: str) -> bool:
     """Whether a file lies in a cache of Inductor or Triton: an environment variable's directory, or the usual one."""
-    for cache in (os.environ.get("TORCHINDUCTOR_CACHE_DIR"), os.environ.get("TRITON_CACHE_DIR")):
-        if cache and os.path.realpath(path).startswith(os.path.realpath(cache) + os.sep):
-            return True
+    caches = filter(None, map(os.environ.get, ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")))
+    if os.path.realpath(path).startswith(tuple(os.path.realpath(cache) + os.sep for cache in caches)):
+        return True
     return any(part == ".triton" or part.startswith("torchinductor_") for part in Path(path).parts)
 
 
@@ -188,8 +186,7 @@ def class_source(cls: type) -> str:
     "" where the class's module has no file. A class that is not in one of the user's files has its `forward`'s line, if
     any.
     """
-    path = file_of(sys.modules.get(cls.__module__))
-    if not path:
+    if not (path := file_of(sys.modules.get(cls.__module__))):
         return ""
     forward = cls.__dict__.get("forward")
     code = getattr(getattr(forward, "__wrapped__", forward), "__code__", None)  # a capture may stand in for it

@@ -33,8 +33,7 @@ def begin() -> None:
 
     Never raises: whatever fails, the process is not followed.
     """
-    text = os.environ.get(VARIABLE)
-    if not text:
+    if not (text := os.environ.get(VARIABLE)):
         return
     with contextlib.suppress(Exception):  # the process is not ours to fail
         order, process = json.loads(text), described(sys.orig_argv)
@@ -112,17 +111,16 @@ class Follower:
         script = process.script if process.module or process.script else "-c"
         target = Target(script, process.module, process.args, tuple(order["launcher"]), order["launched_in"])
         options = replace(options_in(order), force=False)
-        path = options.output
+        path, number = options.output, 0
         assert path is not None
-        place = path
-        for number in range(1, 1000):
+        while True:
+            place = path / CHILDREN / f"{number}-{Path(process.name).stem or 'python'}" if number else path
             try:
                 return Session(target, replace(options, output=place))
             except StoreError:
-                if not place.exists():
+                number += 1
+                if not place.exists() or number == 1000:
                     raise
-            place = path / CHILDREN / f"{number}-{Path(process.name).stem or 'python'}"
-        return Session(target, replace(options, output=place))
 
     def _hook_end(self) -> None:
         """Have `atexit` call `finish`; note an uncaught exception, if `sys.excepthook` is python's own."""

@@ -22,7 +22,7 @@ from introspect_cli.script.processes import VARIABLE
 from introspect_cli.store.run_writer import refuse_or_remove
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.script.target import Target
@@ -59,9 +59,8 @@ def run_followed(command: Sequence[str], target: Target, options: CaptureOptions
     refuse_or_remove(path, force=options.force)
     with tempfile.TemporaryDirectory(prefix="introspect-") as notes:
         launcher = redact.arguments((*(["-m"] if target.module else []), *words), options.redact)
-        code = _run_command(
-            command, followed_environment(replace(options, output=path, force=False), notes, tuple(launcher))
-        )
+        followed = replace(options, output=path, force=False)
+        code = _run_command(command, followed_environment(followed, notes, tuple(launcher)))
         left = notes_in(Path(notes))
     _print_report(left, options, words)
     with contextlib.suppress(OSError):
@@ -96,15 +95,6 @@ def _run_command(command: Sequence[str], environment: dict[str, str]) -> int:
         process = subprocess.Popen(command, env=environment)  # noqa: S603 - the user's own command
     except OSError as error:
         raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from None
-    with _passing_signals_to(process):
-        while True:
-            with contextlib.suppress(KeyboardInterrupt):  # the terminal has sent it to the command too
-                return process.wait()
-
-
-@contextlib.contextmanager
-def _passing_signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass signals of `_PASSED_ON` on to a process inside the `with`; their handlers are restored after it."""
 
     def pass_on(number: int, _frame: Any) -> None:
         """Send the signal to the process; nothing if it is gone."""
@@ -113,7 +103,9 @@ def _passing_signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
     before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
     try:
-        yield
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):  # the terminal has sent it to the command too
+                return process.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

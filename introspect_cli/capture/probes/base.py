@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.records import Kind, Phase, SiteInfo
 
+    Values = Sequence[tuple[str, Any]]
+    """Values, each after its path."""
+
 Args = tuple[Any, ...]
 """Arguments of a call by position."""
 
@@ -84,13 +87,7 @@ class GuardedProbe:
         return heard
 
     def _emit(
-        self,
-        phase: Phase,
-        kind: Kind,
-        fqn: str,
-        values: Sequence[tuple[str, Any]],
-        call: int = 0,
-        info: SiteInfo = NO_INFO,
+        self, phase: Phase, kind: Kind, fqn: str, values: Values, call: int = 0, info: SiteInfo = NO_INFO
     ) -> None:
         """Record values, each at its path below one name and call."""
         sites = [self._recorder.site(Site(phase, kind, fqn, call, path), info) for path, _ in values]

@@ -97,7 +97,7 @@ class CollectiveProbe(GuardedProbe):
         self._folder = context.capture.store.path
         self._labels: dict[str, str] = {}
         self._lines: dict[tuple[Phase, str, int, str], dict[str, int]] = {}
-        self._notes = -1
+        self._notes, self._pid = -1, os.getpid()
 
     def install(self) -> None:
         """Put kernels before `c10d::*`, watch groups and functional collectives, and make the file of those in flight.
@@ -117,17 +117,17 @@ class CollectiveProbe(GuardedProbe):
         super().install()
 
     def _close_notes(self) -> None:
-        """Remove the file of collectives in flight."""
+        """Remove the file of collectives in flight; in a forked child it stays, being the parent's."""
         if self._notes >= 0:
             os.close(self._notes)
             self._notes = -1
             with suppress(OSError):
-                (self._folder / IN_FLIGHT).unlink()
+                if os.getpid() == self._pid:
+                    (self._folder / IN_FLIGHT).unlink()
 
     def on_tick(self) -> None:
         """As a step ends, empty the file of collectives in flight."""
-        if self._notes >= 0:
-            os.ftruncate(self._notes, 0)
+        os.ftruncate(self._notes, 0)
 
     def _new_kernel(self, operator: Any, facts: Facts) -> Callable[..., Any]:
         """A kernel that records an operator's inputs, and runs it.
@@ -239,12 +239,11 @@ class CollectiveProbe(GuardedProbe):
     def _label(self, group: Any) -> str:
         """Name of a group: `ranks 0-3`, or `ranks 0-3 #2` for the second one met of the same ranks; then cached."""
         name = str(group.group_name)
-        existing = self._labels.get(name)
-        if existing is None:
+        if name not in self._labels:
             label = group_label(torch_distributed.ranks_of(group))
             taken = sum(other.partition(" #")[0] == label for other in self._labels.values())
-            existing = self._labels[name] = f"{label} #{taken + 1}" if taken else label
-        return existing
+            self._labels[name] = f"{label} #{taken + 1}" if taken else label
+        return self._labels[name]
 
 
 def _tensors(args: tuple[Any, ...], position: int) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from introspect_cli.capture.frames import line_of
 from introspect_cli.capture.naming import ById, FreeNames
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.objects import BuiltProbe
-from introspect_cli.records import Kind, Phase, Site, SiteInfo
+from introspect_cli.records import Kind, Phase, SiteInfo
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.views import unobserved
 
@@ -50,7 +50,7 @@ class DataProbe(GuardedProbe):
         self._source_of: ById[_Source] = ById()
         """Of loaders and their iterators."""
         self._numbers = count()
-        self._drawn: list[weakref.ref[_Source]] = []
+        self._drawn: ById[bool] = ById()
         self._last: weakref.ref[_Source] | None = None
 
     def install(self) -> None:
@@ -68,11 +68,10 @@ class DataProbe(GuardedProbe):
         It may end a step, and begins one, if none has begun, where gradients are on.
         """
         with unobserved():
-            clock, began = self._context.clock, False
+            clock = self._context.clock
             clock.end_step_before_batch()
-            start = self._recorder.rows
-            if torch.is_grad_enabled():
-                began = not clock.begun
+            start, began = self._recorder.rows, torch.is_grad_enabled() and not clock.begun
+            if began:
                 clock.begin()
 
         def drew(batch: object) -> None:
@@ -92,8 +91,7 @@ class DataProbe(GuardedProbe):
         Where batches are not recorded, name the loader and note its settings, as is else done at the first batch.
         """
         loader = call.first
-        source = self._source_of.get(loader)
-        if source is None:
+        if (source := self._source_of.get(loader)) is None:
             source = _Source(next(self._numbers), type(loader).__name__, self._built.describe(loader))
             self._source_of.set(loader, source)
         # Persistent workers hand out one iterator again and again.
@@ -102,9 +100,10 @@ class DataProbe(GuardedProbe):
             self._next_call(source, Phase.DATA if torch.is_grad_enabled() else Phase.EVAL)
 
     def _record_drawn(self, iterator: object, batch: object, start: int, *, began: bool) -> None:
-        """Record a batch in phase `data`; if gradients are off and something was trained, in `eval`, if that is wanted.
+        """Record draws so far, and each leaf of a batch in phase `data`.
 
-        In any case, note it for the evaluation's decision and its loader for `on_restart`.
+        If gradients are off and something was trained, in phase `eval`, if that is wanted. In any case, note it
+        for the evaluation's decision and its loader for `on_restart`.
 
         Args:
             iterator: what gave it.
@@ -116,15 +115,20 @@ class DataProbe(GuardedProbe):
         evaluation = self._context.clock.evaluation
         evaluation.note_batch(-1 if source is None else source.number, start=start, began=began)
         self._last = None if source is None else weakref.ref(source)
-        if self._last is not None and self._last not in self._drawn:
-            self._drawn.append(self._last)
+        if source is not None:
+            self._drawn.set(source, True)
         trains = torch.is_grad_enabled() or not evaluation.has_training
         phase = Phase.DATA if trains else Phase.EVAL
-        if self._recorder.wanted and (phase is Phase.DATA or self._context.clock.evaluation.wanted):
-            self._record(batch, *self._next_call(source, phase))
+        if self._recorder.wanted and (phase is Phase.DATA or evaluation.wanted):
+            name, call = self._next_call(source, phase)
+            if self._context.draws.moved():
+                self._context.draws.note(phase, name, call, before=True)
+            info = SiteInfo(name.partition("#")[0], source=line_of(sys._getframe(1)))  # noqa: SLF001 - the documented way to a frame
+            leaves = [(path, _recordable(leaf)) for path, leaf in flatten(batch)]
+            self._emit(phase, Kind.BATCH, name, leaves, call, info)
 
-    def _next_call(self, source: _Source | None, phase: Phase) -> tuple[str, Phase, int]:
-        """Name of a loader, the phase, and how many batches it gave before in this step and phase; counts one more.
+    def _next_call(self, source: _Source | None, phase: Phase) -> tuple[str, int]:
+        """Name of a loader, and how many batches it gave before in this step and phase; counts one more.
 
         At the first batch in a phase, the loader gets its name there, and its settings are noted. Without a source the
         name is `DataLoader`.
@@ -132,7 +136,7 @@ class DataProbe(GuardedProbe):
         name = "DataLoader" if source is None else self._names[phase].name(source, source.class_name)
         if source is not None:
             self._built.add_loader(phase, name, source.settings)
-        return name, phase, self._context.count(self, name, phase)
+        return name, self._context.count(self, name, phase)
 
     def on_restart(self, kept: int | None) -> None:
         """Give training's loaders new names as steps start from 0 again, in the records of the kept step as well.
@@ -146,18 +150,16 @@ class DataProbe(GuardedProbe):
             return
         self._built.forget_training()
         before, self._names[Phase.DATA] = self._names[Phase.DATA], FreeNames()
-        renamed: dict[str, str] = {}
-        counts = self._context.counts
+        changes: dict[str, dict[str, str]] = {}
+        counts, rows = self._context.counts, self._recorder
         mine = {what: counts.pop(what) for what in list(counts) if what[0] is self}
-        for reference in self._drawn if kept is not None else ():
-            source = reference()
-            old = None if source is None else before.find(source)
-            if source is not None and old is not None:
-                renamed[old] = self._names[Phase.DATA].name(source, source.class_name)
-                self._built.add_loader(Phase.DATA, renamed[old], source.settings)
-                counts[self, renamed[old], Phase.DATA] = mine.get((self, old, Phase.DATA), 0)
-        rows, of_site = self._recorder, {old: {"fqn": new} for old, new in renamed.items()}
-        rows.put(rows.take_back(0), lambda site: of_site.get(site.fqn, {}) if site.kind is Kind.BATCH else {})
+        for source in self._drawn.objects() if kept is not None else ():
+            if (old := before.find(source)) is not None:
+                new = self._names[Phase.DATA].name(source, source.class_name)
+                self._built.add_loader(Phase.DATA, new, source.settings)
+                counts[self, new, Phase.DATA] = mine.get((self, old, Phase.DATA), 0)
+                changes[old] = {"fqn": new}
+        rows.put(rows.take_back(0), lambda site: changes.get(site.fqn, {}) if site.kind is Kind.BATCH else {})
 
     def on_evaluation(self, taken: list[Row]) -> None:
         """Record batches that were taken out of a step as those of an evaluation, if wanted.
@@ -168,8 +170,7 @@ class DataProbe(GuardedProbe):
         Args:
             taken: the rows that were taken out.
         """
-        source = self._last() if self._last is not None else None
-        if source is None:
+        if self._last is None or (source := self._last()) is None:
             return
         name = self._names[Phase.DATA].find(source)
         if name is not None and source.number not in self._context.clock.evaluation.feeding:
@@ -177,29 +178,9 @@ class DataProbe(GuardedProbe):
             self._names[Phase.DATA].release(source)
             self._built.loaders.pop((Phase.DATA, name), None)
         if self._context.clock.evaluation.wanted:
-            name, phase, call = self._next_call(source, Phase.EVAL)
-            batch, rows = {"phase": phase, "fqn": name, "call": call}, self._recorder
+            name, call = self._next_call(source, Phase.EVAL)
+            batch, rows = {"phase": Phase.EVAL, "fqn": name, "call": call}, self._recorder
             rows.put(taken, lambda site: batch if site.kind is Kind.BATCH else None)
-
-    def _record(self, batch: object, loader: str, phase: Phase, call: int) -> None:
-        """Record random draws so far, then each leaf of a batch; a gap if the batch cannot be looked into.
-
-        Args:
-            batch: any nested value.
-            loader: its name.
-            phase: DATA or EVAL.
-            call: number of the batch in this step.
-        """
-        if self._context.draws.moved():
-            self._context.draws.note(phase, loader, call, before=True)
-        info = SiteInfo(loader.partition("#")[0], source=line_of(sys._getframe(1)))  # noqa: SLF001 - the documented way to a frame
-        try:
-            leaves = flatten(batch)
-        except Exception as error:  # looking into an object of the script's runs code of the script's
-            site = self._recorder.site(Site(phase, Kind.BATCH, loader, call, ""), info)
-            self._recorder.gap(site, f"{type(batch).__name__} cannot be looked into: {type(error).__name__}")
-            return
-        self._emit(phase, Kind.BATCH, loader, [(path, _recordable(leaf)) for path, leaf in leaves], call, info)
 
 
 def _recordable(leaf: object) -> object:

@@ -29,12 +29,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
 
 
-def _is_on_leaf(hook: Any, tensor: torch.Tensor) -> bool:
-    """Whether a leaf tensor still has this very hook under the number it was registered with."""
-    hooks: Any = tensor._backward_hooks  # noqa: SLF001 - there is no public way to ask for one's own hook
-    return hooks is not None and hooks.get(hook.number) is hook
-
-
 class GradientProbe(GuardedProbe):
     """Records gradients by hooks on tensors."""
 
@@ -69,7 +63,8 @@ class GradientProbe(GuardedProbe):
     def _watch_leaf(self, tensor: torch.Tensor, site: int, recomputed: bool) -> None:
         """`watch` for a tensor without an autograd node: the hook is on the tensor until the step ends."""
         known = self._watched.get(id(tensor))
-        if known is not None and _is_on_leaf(known, tensor):
+        hooks: Any = tensor._backward_hooks or {}  # noqa: SLF001 - there is no public way to ask for one's own hook
+        if known is not None and hooks.get(known.number) is known:
             if not recomputed:
                 known.add(site)
             return
@@ -86,18 +81,15 @@ class GradientProbe(GuardedProbe):
         known otherwise, is summed up elsewhere, or is recomputed.
 
         Args:
-            tensor: not a leaf; a leaf gets no hook.
+            tensor: from `to_local`.
             site: where.
             placed: which part of the whole the tensor is, and so its gradient.
             is_recomputed: in a recomputed forward.
         """
         shape, part = placed.shape, placed.part
-        if part.source != "tag" or part.reduction or is_recomputed:
+        node, at = tensor.grad_fn, tensor.output_nr
+        if part.source != "tag" or part.reduction or is_recomputed or node is None:
             self.watch(tensor, site, is_recomputed)
-            return
-        node = tensor.grad_fn
-        at = tensor.output_nr
-        if node is None:
             return
 
         def recorded(gradients: tuple[torch.Tensor | None, ...]) -> None:

@@ -59,20 +59,17 @@ class LossProbe(GuardedProbe):
         Returns:
             what to call with the pass's result to record the leaves' gradients; None where no leaf was named.
         """
-        if private_api.graph_task() != -1:
-            return None  # a backward inside a backward: checkpointing, not the script
-        if private_api.compiling():
-            return None  # a compiler that traces one
+        if private_api.graph_task() != -1 or private_api.compiling():
+            return None  # a backward inside a backward (checkpointing, not the script), or a compiler that traces one
         stage = torch_distributed.in_stage()
         if stage is not None and (stage.what != "backward" or stage.stage.stage_index < stage.stage.num_stages - 1):
             return None  # what a stage goes back from is what it gave to the next
-        roots = begun.given(0, "tensors") if begun.name == "backward" else begun.given(0, "outputs")
         with unobserved():
             self._context.clock.note_backward()
             if not self._recorder.wanted:
                 return None
             call = self._context.count(self)
-            roots = _listed(roots)
+            roots = _listed(begun.given(0, "tensors" if begun.name == "backward" else "outputs"))
             leaves = self._record_leaves(roots) if not self._context.names.any_module else []
             self._record(roots, call)
             # where an optimizer is, its probe records gradients
@@ -102,9 +99,8 @@ class LossProbe(GuardedProbe):
         if Kind.LOSS not in self._context.kinds:
             return
         info = SiteInfo(source=line_of(sys._getframe(1)))  # noqa: SLF001 - the documented way to a frame
-        losses = [
-            (f"[{at}]" * (len(roots) > 1), root) for at, root in enumerate(roots) if isinstance(root, torch.Tensor)
-        ]
+        paths = [f"[{at}]" * (len(roots) > 1) for at in range(len(roots))]
+        losses = [pair for pair in zip(paths, roots, strict=True) if isinstance(pair[1], torch.Tensor)]
         self._emit(Phase.LOSS, Kind.LOSS, "loss", losses, call, info)
 
     def _record_leaves(self, roots: Iterable[object]) -> list[tuple[str, torch.Tensor]]:

@@ -153,13 +153,11 @@ class ModuleProbe(GuardedProbe):
         """
         home = next((base for base in cls.__mro__ if name in vars(base)), nn.Module)
         original = vars(home)[name]
-        if home.__module__.startswith("torch.") and not home.__module__.startswith(_IN_MODULES):
+        is_torchs = home.__module__.startswith("torch.") and not home.__module__.startswith(_IN_MODULES)
+        if is_torchs or type(original) is not FunctionType or original.__code__.co_filename == __file__:
             return
-        if type(original) is not FunctionType or original.__code__.co_filename == __file__:
-            return
-        is_traced, flags, guarded, kind = (
-            torch.compiler.is_dynamo_compiling, private_api.compile_flags, self._guarded, nn.Module,
-        )  # fmt: skip
+        is_traced, flags = torch.compiler.is_dynamo_compiling, private_api.compile_flags
+        guarded, kind = self._guarded, nn.Module
 
         def standing(self: Any, *args: Any, **kwargs: Any) -> Any:
             """Call `called` with the original, the module and its arguments.
@@ -244,8 +242,7 @@ class ModuleProbe(GuardedProbe):
         if state is None or len(unseen) >= MAX_UNSEEN:
             return
         methods = unseen.setdefault(state.fqn, {}).setdefault(phase.value, [])
-        if how not in methods:
-            methods.append(how)
+        methods += [] if how in methods else [how]
         if how in {"", "forward"}:
             self.see_forward(type(module))
 
@@ -293,16 +290,15 @@ class ModuleProbe(GuardedProbe):
             return original(module, *args, **kwargs)
         stage, clock = torch_distributed.in_stage(), self._context.clock
         infers = stage is not None and stage.what == "inference"
-        if stage is not None and infers:
-            self._context.pipelines.note_stage(stage.stage, module)
+        if stage is not None and stage.what in {"inference", "forward"}:
+            with self._guarded:
+                self._context.pipelines.note_stage(stage.stage, module)
         looks = issubclass(type(module), ParametrizationList)  # no code of the script's is asked
         if infers or looks or private_api.tracing_state() is not None or is_traced(args, kwargs):
             return self._run_unrecorded(original, module, args, kwargs)
         with self._guarded:
             with unobserved():
                 stack.outer = clock.outermost_forward(module)
-            if stage is not None and stage.what == "forward":
-                self._context.pipelines.note_stage(stage.stage, module)
             evaluates = stack.outer is Phase.EVAL and not clock.trained.is_trained(module)
             if not self._recorder.wanted and not evaluates and self._names.find(module) is None:
                 self._names.ensure_named(module, None)
@@ -400,22 +396,20 @@ class ModuleProbe(GuardedProbe):
         stack.in_graph = isinstance(module, private_api.COMPILERS_GRAPH) and self._names.find(module) is None
         if stack.in_graph:
             return None, False
+        clock = self._context.clock
         if caller is None:
             phase = Phase.RECOMPUTE if private_api.graph_task() != -1 else stack.outer
-            if phase is Phase.EVAL and not self._context.clock.evaluation.wanted:
-                if self._context.clock.trained.is_trained(module):
+            is_other = phase is Phase.EVAL and not clock.trained.is_trained(module)
+            if phase is Phase.EVAL and not clock.evaluation.wanted:
+                if not is_other:
                     self._names.ensure_named(module, None)
                 return None, False
             # A copy that is only evaluated takes no name from what is trained.
-            is_copy = (
-                phase is Phase.EVAL
-                and not self._context.clock.trained.is_trained(module)
-                and next(parameters_in(module), None) is not None
-            )
+            is_copy = is_other and next(parameters_in(module), None) is not None
             state = self._names.ensure_named(module, None, EVALUATED if is_copy else "")
             stack.phase = phase
             if phase is not Phase.RECOMPUTE:
-                self._context.clock.tell_root(module)
+                clock.tell_root(module)
         else:
             if private_api.DYNAMO_GRAPH_MARK in module.__dict__:
                 return None, False
@@ -451,9 +445,8 @@ class ModuleProbe(GuardedProbe):
         if self.values.outputs and state.watched:
             self.values.record(state, stack.phase, _OUTPUT, call, (result,), WHOLE)
         if not stack.calls and stack.phase is Phase.FORWARD:
-            clock = self._context.clock
             with private_api.no_torch_function():
-                clock.tell("on_root_left", module)
+                self._context.clock.tell("on_root_left", module)
         if state.plain is type(module) and module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is None:
             return
         is_fused = False
@@ -484,10 +477,8 @@ class ModuleProbe(GuardedProbe):
         if call or Kind.OUTPUT not in self._context.kinds:
             return
         for child in modules_in(module):
-            inner = self._names.find(child)
-            if inner is None or inner is state or inner.step == self._recorder.step or not inner.watched:
-                continue
-            if wrapped(child) is None:
+            inner = None if wrapped(child) is not None else self._names.find(child)
+            if inner is not None and inner is not state and inner.step != self._recorder.step and inner.watched:
                 site = self._context.site(inner, self._stacks.now.phase, Kind.OUTPUT)
                 self._recorder.gap(site, f"inside {state.fqn}: compiled, scripted or fused")
 

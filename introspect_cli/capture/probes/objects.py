@@ -78,9 +78,7 @@ def _facts(value: Any, seen: set[int], depth: int = 0) -> Facts:
         return [("", value[:MAX_TEXT] if kind is str else _bounded(value))]
     if kind in _NAMED:
         return [("", str(value))]
-    if issubclass(kind, type):
-        return [("", called(value))]
-    if kind in _FUNCTIONS:
+    if issubclass(kind, type) or kind in _FUNCTIONS:
         return [("", called(value)), *_around(value, seen, depth)]
     if issubclass(kind, torch.Tensor):
         return [("", _tensor(value))]
@@ -144,8 +142,8 @@ def _around(function: Any, seen: set[int], depth: int) -> Facts:
 
 def _is_pythons(kind: type) -> bool:
     """Whether a class is of the standard library; False for `partial`, `Namespace` and `SimpleNamespace`."""
-    home = kind.__module__ if type(kind.__module__) is str else ""
-    return kind not in _HOLDERS and home != "__main__" and home.partition(".")[0] in sys.stdlib_module_names
+    home = str(kind.__module__).partition(".")[0]
+    return kind not in _HOLDERS and home != "__main__" and home in sys.stdlib_module_names
 
 
 def called(value: Any, *, in_full: bool = False) -> str:
@@ -165,10 +163,9 @@ def called(value: Any, *, in_full: bool = False) -> str:
     return f"{'' if is_known and not in_full else module}.{value.__qualname__}".lstrip(".")
 
 
-def _is_plain(value: object) -> bool:
+def _is_plain(value: Any) -> bool:
     """Whether a value is a scalar, or a list or tuple of scalars."""
-    kind = type(value)
-    return kind in _PLAIN or (kind in _ENUMERATED and all(type(item) in _PLAIN for item in value))  # type: ignore[attr-defined] # a list or a tuple
+    return all(type(item) in _PLAIN for item in (value if type(value) in _ENUMERATED else [value]))
 
 
 def _bounded(value: Any) -> Any:
@@ -195,7 +192,10 @@ def _tensor(value: torch.Tensor) -> Any:
 _ATTRIBUTES_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 """Attributes that every module has."""
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_HOOKS = {
+    f"_{words.replace(' ', '_')}_hooks": words for words in ("forward pre", "forward", "backward pre", "backward")
+}
+"""Attributes that hold a module's hooks, and words for them."""
 _SIZED_ATTRIBUTES = (*_HOOKS, "_modules")
 _PACKAGE = "introspect_cli."
 _GONE: dict[str, object] = {}
@@ -275,17 +275,17 @@ class AttributeProbe(GuardedProbe):
         modules, plain = list(modules_in(root)), list[dict[str, object]]()
         rows = {info.fqn: info for info in names.new_modules()}
         for module in modules:
-            state = names.find(module)
-            followed, pairs = ({}, ()) if state is None else self._look(state.fqn, module)
-            plain.append(followed)
-            if state is not None:
-                before = self._recorded.get(state.fqn)
-                known = rows.get(state.fqn) or before or names.describe(module, state)
-                info = replace(known, attributes=pairs, step=step)
-                if before is not None and replace(info, step=before.step) == before:
-                    rows.pop(state.fqn, None)  # made anew under the same name
-                else:
-                    self._recorded[state.fqn] = rows[state.fqn] = info
+            plain.append({})
+            if (state := names.find(module)) is None:
+                continue
+            plain[-1], pairs = self._look(state.fqn, module)
+            before = self._recorded.get(state.fqn)
+            known = rows.get(state.fqn) or before or names.describe(module, state)
+            info = replace(known, attributes=pairs, step=step)
+            if before is not None and replace(info, step=before.step) == before:
+                rows.pop(state.fqn, None)  # made anew under the same name
+            else:
+                self._recorded[state.fqn] = rows[state.fqn] = info
         self._watched.set(root, AttributeSnapshot(modules, plain))
         if rows:
             self._context.rank.modules(list(rows.values()))
@@ -301,9 +301,10 @@ class AttributeProbe(GuardedProbe):
         before = {} if info is None else dict(info.attributes)
         plain: dict[str, object] = {}
         pairs: list[tuple[str, str]] = []
-        for name, value in _attributes_of(module):
-            text = _text(value)
-            if not text:
+        is_torchs = type(module).__module__.startswith("torch.")  # then private names are left out
+        for name, value in vars(module).items():
+            is_private = type(name) is not str or name in _ATTRIBUTES_OF_TORCH or (is_torchs and name.startswith("_"))
+            if is_private or not (text := _text(value)):
                 continue
             if value is not None and type(value) is not bool:
                 text = redact.value(name, text, self._context.options.redact)[:MAX_TEXT]
@@ -315,23 +316,13 @@ class AttributeProbe(GuardedProbe):
                 plain[name] = value
             pairs.append((name, text if times < MAX_CHANGES else CHANGES_OFTEN))
         hooks = [
-            f"{key.strip('_').removesuffix('_hooks').replace('_', ' ')} {name}"
-            for key in _HOOKS
+            f"{words} {name}"
+            for key, words in _HOOKS.items()
             for hook in getattr(vars(module).get(key), "values", tuple)()
             if not (name := called(hook, in_full=True)).startswith(_PACKAGE)
         ]
-        return plain, (*pairs, *([("hooks", ", ".join(hooks)[:MAX_TEXT])] if hooks else ()))
-
-
-def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
-    """Names and values in a module's `__dict__`, in its order: `training`, and what not every module has.
-
-    For a module of torch's own classes, private names are left out, too.
-    """
-    attributes = [item for item in vars(module).items() if type(item[0]) is str and item[0] not in _ATTRIBUTES_OF_TORCH]
-    if type(module).__module__.startswith("torch."):  # private names in its own classes
-        return [item for item in attributes if not item[0].startswith("_")]
-    return attributes
+        pairs += [("hooks", ", ".join(hooks)[:MAX_TEXT])] if hooks else []
+        return plain, tuple(pairs)
 
 
 def _text(value: object) -> str:
@@ -390,7 +381,7 @@ class BuiltProbe(GuardedProbe):
         """Note nothing before `install`; the document `autocast` is new at once, and says `off`."""
         super().__init__(context)
         self._autocast: dict[str, None] = {}
-        context.facts["autocast"] = lambda: {"autocast": ", ".join(self._autocast) or "off"}
+        context.facts["autocast"] = self._autocasts
         self._lines: ById[str] = ById()
         self.loaders: dict[tuple[Phase, str], dict[str, Any]] = {}
         """Settings of loaders by what they are for and name."""
@@ -400,20 +391,23 @@ class BuiltProbe(GuardedProbe):
         self._described: dict[str, dict[str, dict[str, Any]]] = {}
         self._count = 0
 
+    def _autocasts(self) -> dict[str, str]:
+        """The document `settings/autocast`."""
+        return {"autocast": ", ".join(self._autocast) or "off"}
+
     def _note_autocast(self, call: Call, _result: object) -> None:
         """Note `device dtype` (`cuda bfloat16`), each once, where autocast was entered and is enabled."""
         device = call.first.device
-        if torch.is_autocast_enabled(device):
-            dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-            if f"{device} {dtype}" not in self._autocast:
-                self._autocast[f"{device} {dtype}"] = None
-                self._context.facts["autocast"] = lambda: {"autocast": ", ".join(self._autocast)}
+        words = f"{device} {str(torch.get_autocast_dtype(device)).removeprefix('torch.')}"
+        if torch.is_autocast_enabled(device) and words not in self._autocast:
+            self._autocast[words] = None
+            self._context.facts["autocast"] = self._autocasts
 
     def _note_object(self, call: Call, _result: object) -> None:
         """Keep the line of a new object, and a scheduler or scaler for `document`, each once."""
         thing = call.first
         self._lines.set(thing, line_of(call.frame))
-        if not isinstance(thing, DataLoader) and self._names.find(thing) is None:
+        if not isinstance(thing, DataLoader) and self._made.get(thing) is None:
             kind = "scalers" if isinstance(thing, torch.amp.GradScaler) else "schedulers"
             self._made.set(thing, (kind, self._names.name(thing, type(thing).__name__)))
             self._context.facts["built"] = self.document
@@ -424,14 +418,12 @@ class BuiltProbe(GuardedProbe):
         Describes the schedulers and scalers that are new since the last call, if they still exist. Loaders of an
         evaluation are named `NAME (evaluation)`.
         """
-        for thing in self._made.objects():
-            kind, name = self._made.get(thing) or ("", "")
-            of_kind = self._described.setdefault(kind, {})
-            if name not in of_kind and (described := self.describe(thing)):
+        for reference, (kind, name) in list(self._made.entries.values()):
+            of_kind, thing = self._described.setdefault(kind, {}), reference()
+            if thing is not None and name not in of_kind and (described := self.describe(thing)):
                 of_kind[name] = described
-        loaders = {
-            f"{name} (evaluation)" if phase is Phase.EVAL else name: of for (phase, name), of in self.loaders.items()
-        }
+        every = self.loaders.items()
+        loaders = {name + " (evaluation)" * (phase is Phase.EVAL): settings for (phase, name), settings in every}
         kinds = {"loaders": loaders, **self._described}
         return {kind: described for kind, described in kinds.items() if described}
 

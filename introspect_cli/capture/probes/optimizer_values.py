@@ -7,8 +7,7 @@ asked for twice a step of every parameter, so the sites of it all are looked up 
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -58,12 +57,11 @@ class ParameterSites:
             context: gives sites.
             call: how often a closure has computed gradients in this step before.
         """
-        sites = self._gradients.get(call)
-        if sites is None:
-            sites = self._gradients[call] = numbers_of(
-                context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call) if name.watched else -1 for name in self.names
-            )
-        return sites
+        if call not in self._gradients:
+            at = Phase.OPTIMIZER, Kind.GRAD, "", call
+            sites = [context.site(name, *at) if name.watched else -1 for name in self.names]
+            self._gradients[call] = numbers_of(sites)
+        return self._gradients[call]
 
     def states(self, optimizer: Optimizer) -> tuple[Sequence[int], list[Any]]:
         """Positions, among the optimizer's parameters, of watched ones that have state, and the state dict of each.
@@ -86,32 +84,27 @@ class ParameterSites:
         return at, [states[position] for position in at]
 
 
-class Plan:
-    """Sites of all optimizer state, valid while the keys and their number stay the same."""
+class Plan(NamedTuple):
+    """Sites of all state of an optimizer whose every parameter has some, good while the keys stay the same.
 
-    def __init__(self, sites: list[int], positions: Sequence[int], states: list[dict[str, Any]]) -> None:
-        """Remember the keys in the states, not their values.
+    Attributes:
+        sites: one for each value in the states, in order.
+        lengths: how many values each state has.
+        keys: in all states.
+    """
 
-        Args:
-            sites: one for each value in the states, in order.
-            positions: of the parameters that have state.
-            states: their state dicts.
-        """
-        self.sites = numbers_of(sites)
-        self._are_all = positions == range(len(states))
-        self._keys = list(chain.from_iterable(states))
-        self._lengths = numbers_of(map(len, states))
+    sites: Sequence[int]
+    lengths: Sequence[int]
+    keys: list[str]
 
     def is_recorded(self, recorder: Recorder, optimizer: Optimizer, parameters: list[torch.Tensor]) -> bool:
         """Record all state in one compiled call, if its keys are those of the plan; returns whether it was recorded.
 
-        False means that nothing was, and that the caller has to do it one by one; so always for a plan that was made
-        where a parameter had no state or was not watched.
+        False means that nothing was, and that the caller has to do it one by one.
         """
-        if type(optimizer.state) not in _STATES or not self._are_all:
-            return False
-        known = parameters, optimizer.state, self._lengths, self._keys, torch.Tensor
-        return recorder.record_compiled(KERNELS.record_state, self.sites, *known)
+        known = parameters, optimizer.state, self.lengths, self.keys, torch.Tensor
+        is_dict = type(optimizer.state) in _STATES
+        return is_dict and recorder.record_compiled(KERNELS.record_state, self.sites, *known)
 
 
 def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,7 @@ from introspect_cli.capture.ranks.flat import ZERO, is_stepped
 from introspect_cli.records import SCALER, Kind, Phase, SiteInfo
 from introspect_cli.tensors import parallel
 from introspect_cli.tensors.flatten import flatten
-from introspect_cli.tensors.kernels import KERNELS
+from introspect_cli.tensors.kernels import KERNELS, numbers_of
 from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.views import unobserved
 
@@ -55,7 +55,7 @@ class OptimizerProbe(GuardedProbe):
         self._state_seen: set[str] = set()
         self._hyperparameters: dict[tuple[str, int, str], Any] = {}
         """By optimizer, group and key, what each was when it was recorded last."""
-        self._settings: list[dict[str, Any]] = []
+        self._settings: dict[str, dict[str, Any]] = {}
         self._stepped = 0
         self._closures = 0
         self._aside = 0
@@ -149,7 +149,7 @@ class OptimizerProbe(GuardedProbe):
             return None
         self._closures, self._groups = 0, groups
         with unobserved():
-            has_closure = kwargs.get("closure") is not None or (len(args) > 1 and callable(args[1]))
+            has_closure = kwargs.get("closure") is not None or callable(next(iter(args[1:]), None))
             names = map(context.names.parameters.name_of, parameters_of(optimizer))
             # With a closure it may step before any model that holds its parameters was called.
             if not has_closure or self._parameters.get(optimizer) is not None or None not in names:
@@ -190,10 +190,8 @@ class OptimizerProbe(GuardedProbe):
         running = self._context.stack.optimizers
         if id(optimizer) in running:
             del running[running.index(id(optimizer)) :]
-        if running:
-            return
-        self._stepped += 1
-        if self._in_engine:
+        self._stepped += not running
+        if running or self._in_engine:
             return
         with unobserved():
             if self._parameters.get(optimizer) is None:
@@ -219,12 +217,10 @@ class OptimizerProbe(GuardedProbe):
         names: list[ParameterName] = []
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
-                parameter_name = known(parameter)
-                if parameter_name is None:
-                    alone = variables.get(id(parameter)) or f"{self._name(optimizer)}.group{number}.{position}"
-                    parameter_name = all_names.parameters.name_alone(parameter, alone, type(optimizer).__name__)
-                parameter_name.add_holder(optimizer, (number, position))
-                names.append(parameter_name)
+                alone = variables.get(id(parameter)) or f"{self._name(optimizer)}.group{number}.{position}"
+                kind = type(optimizer).__name__
+                names.append(known(parameter) or all_names.parameters.name_alone(parameter, alone, kind))
+                names[-1].add_holder(optimizer, (number, position))
         self._parameters.set(optimizer, ParameterSites(names, parameters, all_names.parameters.replaced))
         self._note_settings(optimizer, [each.fqn for each in names])
 
@@ -245,7 +241,7 @@ class OptimizerProbe(GuardedProbe):
     def _record_after(self, optimizer: Optimizer) -> None:
         """Record parameters and state after a step, and tell `on_after_optimizer`."""
         parameters, known = parameters_of(optimizer), self._parameters.get(optimizer)
-        large = () if known is None else (parameters[at].grad for at in known.large)
+        large = [] if known is None else [parameters[at].grad for at in known.large]
         parallel.note_computation(gradient for gradient in large if gradient is not None)
         self._state.parameters_after(optimizer, parameters)
         self._record_state(optimizer, Phase.OPTIMIZER)
@@ -265,12 +261,9 @@ class OptimizerProbe(GuardedProbe):
         at_once = held.all_watched and not parts.is_active
         if at_once and self._recorder.record_compiled(KERNELS.record_gradients, sites, parameters):
             return
-        found = [
-            (sites[at], parts.placed(each, gradient))
-            for at, each in enumerate(parameters)
-            if sites[at] >= 0 and (gradient := each.grad) is not None
-        ]
-        self._recorder.emit_many([site for site, _ in found], [gradient for _, gradient in found])
+        have = [at for at, each in enumerate(parameters) if sites[at] >= 0 and each.grad is not None]
+        values = [parts.placed(parameters[at], parameters[at].grad) for at in have]
+        self._recorder.emit_many([sites[at] for at in have], values)
 
     def _record_state(self, optimizer: Optimizer, phase: Phase) -> None:
         """Record the state of each watched parameter: by the plan of this phase while that fits, else one by one.
@@ -298,8 +291,9 @@ class OptimizerProbe(GuardedProbe):
                         values.append(leaf)
         self._recorder.emit_many(sites, values)
         are_tensors = all(issubclass(kind, torch.Tensor) for kind in set(map(type, values)))
-        if are_tensors and len(sites) == sum(map(len, states)):  # else no plan would hold
-            held.plans[phase] = Plan(sites, positions, states)
+        if are_tensors and len(sites) == sum(map(len, states)) and len(states) == len(held.names):  # else it would fail
+            keys = list(chain.from_iterable(states))
+            held.plans[phase] = Plan(numbers_of(sites), numbers_of(map(len, states)), keys)
 
     def _record_hyperparameters(self, optimizer: Optimizer) -> None:
         """Record `lr` of each group; other entries, but `params`, if new, changed, or after an unrecorded step.
@@ -331,15 +325,12 @@ class OptimizerProbe(GuardedProbe):
         """
         name, remaining = self._name(optimizer), iter(fqns)
         groups = [
-            {
-                **{key: setting(value) for key, value in group.items() if key != "params"},
-                "params": [*islice(remaining, len(group["params"]))],
-            }
+            {key: setting(value) for key, value in group.items() if key != "params"}
+            | {"params": [*islice(remaining, len(group["params"]))]}
             for group in optimizer.param_groups
         ]
-        self._settings = [entry for entry in self._settings if entry["name"] != name]
-        self._settings.append({"name": name, "class": type(optimizer).__name__, "groups": groups})
-        self._context.facts["optimizers"] = lambda: self._settings
+        self._settings[name] = {"name": name, "class": type(optimizer).__name__, "groups": groups}
+        self._context.facts["optimizers"] = lambda: list(self._settings.values())
 
 
 def _is_inside_step(frame: FrameType) -> bool:
@@ -349,15 +340,14 @@ def _is_inside_step(frame: FrameType) -> bool:
 
 def _is_of_checkpointing(frame: FrameType) -> bool:
     """Whether a frame or any caller is of `torch.distributed.checkpoint`, whose steps train nothing."""
-    return any(
-        below.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint") for below in outward(frame)
-    )
+    names = (below.f_globals.get("__name__", "") for below in outward(frame))
+    return any(name.startswith("torch.distributed.checkpoint") for name in names)
 
 
 def _with_closure(args: Args, kwargs: Kwargs, then: Callable[[], None]) -> tuple[Args, Kwargs]:
     """Positional and keyword arguments of a step, with a closure that calls `then()` after each evaluation."""
-    named = kwargs.get("closure") is not None
-    closure = kwargs["closure"] if named else args[1]
+    named = kwargs.get("closure")
+    closure = named or args[1]
 
     @functools.wraps(closure)
     def evaluate() -> Any:

@@ -25,7 +25,7 @@ from introspect_cli.tensors.views import memory_of, unobserved
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable, Iterable, Iterator
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
@@ -40,10 +40,7 @@ if TYPE_CHECKING:
 
 _RANDOM = re.compile(r"rng|random[_ ]?state|generator", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
-_MERSENNE = (5056,)
-"""The shape of the state of torch's generator on the CPU."""
 MAX_FILE_NAMES = 20
-_UNNAMED = "(memory)"
 
 
 class ProductProbe(GuardedProbe):
@@ -102,19 +99,19 @@ def tensors_in_module(root: Any) -> list[tuple[str, torch.Tensor]]:
 
 def _is_random(path: str, tensor: torch.Tensor) -> bool:
     """Whether a tensor counts as a generator's state: uint8, and of shape (5056,) or at a path such as `rng_state`."""
-    return tensor.dtype is torch.uint8 and (tuple(tensor.shape) == _MERSENNE or bool(_RANDOM.search(path)))
+    is_of_cpu = tuple(tensor.shape) == (5056,)  # the state of torch's generator there
+    return tensor.dtype is torch.uint8 and (is_of_cpu or bool(_RANDOM.search(path)))
 
 
-def _file_label(place: object) -> str:
+def _file_label(place: Any) -> str:
     """File name without directory, each number replaced by `#`: `ckpt-#.pt`; `(memory)` where there is none.
 
     Args:
         place: a path or an open file.
     """
     path = getattr(place, "name", "") if type(place).__module__ == "_io" else place
-    if type(path) is str or (type(path).__module__.startswith("pathlib") and isinstance(path, PurePath)):
-        return _NUMBER.sub("#", PurePath(path).name) or _UNNAMED
-    return _UNNAMED
+    is_path = type(path) is str or (type(path).__module__.startswith("pathlib") and isinstance(path, PurePath))
+    return _NUMBER.sub("#", PurePath(path if is_path else "").name) or "(memory)"
 
 
 class ScriptCallsProbe(GuardedProbe):
@@ -204,7 +201,7 @@ class CopiesProbe(GuardedProbe):
 
     def on_after_optimizer(self) -> None:
         """Record the copies found so far; once 1, 2, 16, 128, ... steps have ended, look for more before that."""
-        if self._context.clock.ticks >= self._due:
+        if self._recorder.step >= self._due:
             self._due = 8 * self._due if self._due > 1 else 2
             self._find_copies()
         self._record()
@@ -241,7 +238,7 @@ class CopiesProbe(GuardedProbe):
         """
         clock, names = self._context.clock, self._context.names.parameters
         trained = [root for root in self._context.names.roots() if clock.trained.is_trained(root)]
-        shapes = [_shapes({id(one): one for one in parameters_in(root) if one.requires_grad}) for root in trained]
+        shapes = [_shapes(one for one in parameters_in(root) if one.requires_grad) for root in trained]
         shapes = [wanted for wanted in shapes if wanted.total() > 1]
         if not shapes:
             return
@@ -253,10 +250,10 @@ class CopiesProbe(GuardedProbe):
             if path in self._moving or self._is_named(found):
                 continue
             tensors = [tensor for _, tensor in tensors_of(found)]
-            sizes = _shapes({id(one): one for one in tensors})
-            if not any(wanted <= sizes for wanted in shapes) or any(
-                memory_of(one) in held or names.name_of(one) is not None for one in tensors
-            ):
+            sizes = _shapes(tensors)
+            if not any(wanted <= sizes for wanted in shapes):
+                continue
+            if any(memory_of(one) in held or names.name_of(one) is not None for one in tensors):
                 continue
             marks: dict[int, Hashable] = {}
             self._recorder.summarizer.keep_marks(tensors, marks)
@@ -270,9 +267,9 @@ class CopiesProbe(GuardedProbe):
         return issubclass(type(found), nn.Module) and self._context.names.find(found) is not None
 
 
-def _shapes(tensors: dict[int, torch.Tensor]) -> Counter[tuple[int, ...]]:
-    """Number of tensors of each shape, in a dict of tensors by `id`."""
-    return Counter(tuple(tensor.shape) for tensor in tensors.values())
+def _shapes(tensors: Iterable[torch.Tensor]) -> Counter[tuple[int, ...]]:
+    """Number of tensors of each shape; one that comes twice counts once."""
+    return Counter(tuple(tensor.shape) for tensor in {id(one): one for one in tensors}.values())
 
 
 def _name(path: ObjectPath) -> str:

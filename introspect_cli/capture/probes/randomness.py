@@ -98,10 +98,9 @@ def generator_words(name: str, generator: Any) -> str:
         name: class and variable, as in `script_generators`.
         generator: of torch, python or numpy, on the CPU.
     """
-    label, _, variable = name.partition(" ")
     with unobserved():
-        seed = str(generator.initial_seed()) if isinstance(generator, torch.Generator) else "-"
-    return f"{label} {seed} {state_word(generator)} {variable}"
+        seed = generator.initial_seed() if isinstance(generator, torch.Generator) else "-"
+    return name.replace(" ", f" {seed} {state_word(generator)} ", 1)
 
 
 def state_word(value: Any) -> str:
@@ -241,18 +240,15 @@ class RandomProbe(GuardedProbe):
         self._untouched.clear()
         self._thread = threading.get_ident()
         self.moved = self._generators.moved
+        shown: list[tuple[str, object]] = []
         for name, state in (("python", python_state()), ("numpy", numpy_state())):
-            if state is None:  # the library is not loaded
-                continue
-            if state == began.get(name):
-                self._untouched.add(name)
-                self._emit_state(name, UNTOUCHED)
-            else:
-                self._emit_state(name, torch.frombuffer(bytearray(state), dtype=torch.uint8))
-        for name, generator in (("torch", torch.default_generator), *devices):
-            self._emit_state(name, generator.get_state())
-        for name, generator in self._made.items():
-            self._emit_state(name, state_word(generator))
+            if state is not None:  # the library is loaded
+                self._untouched |= {name} if state == began.get(name) else set()
+                shown.append((name, self._shown(name, state)))
+        shown += [(name, each.get_state()) for name, each in (("torch", torch.default_generator), *devices)]
+        shown += [(name, state_word(generator)) for name, generator in self._made.items()]
+        for name, value in shown:
+            self._emit(Phase.START, Kind.RNG, name, [("", value)])
 
     def note(self, phase: Phase, fqn: str, call: int, *, before: bool = False) -> None:
         """For each default generator that has moved since the last look, record the state it had then.
@@ -270,17 +266,14 @@ class RandomProbe(GuardedProbe):
         if threading.get_ident() != self._thread:
             self._shared = True  # two threads draw in turns: nobody can say which of them it was
         for name, state in self._generators.take_moved():
-            value: object = UNTOUCHED
-            if name not in self._untouched:
-                with unobserved():
-                    value = torch.frombuffer(bytearray(state.to_bytes(8, "little")), dtype=torch.uint8)
-            self._untouched.discard(name)
             with unobserved():
+                value = self._shown(name, state.to_bytes(8, "little"))
+                self._untouched.discard(name)
                 self._emit(phase, Kind.RNG, fqn, [(name + DRAWN_BEFORE * before, value)], call)
 
-    def _emit_state(self, name: str, value: object) -> None:
-        """Record a generator's state at the start of a step."""
-        self._emit(Phase.START, Kind.RNG, name, [("", value)])
+    def _shown(self, name: str, state: bytes) -> object:
+        """A generator's state as it is recorded: as a tensor, or that nothing has touched it."""
+        return UNTOUCHED if name in self._untouched else torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
     def document(self) -> dict[str, object]:
         """The document `settings/beginning`: events as lines of words, files read, and the script's own generators.
@@ -288,18 +281,13 @@ class RandomProbe(GuardedProbe):
         Of the events the first 2200, and under `left_out` how many more there were; only the files, under `read`, if
         random states are not recorded. Names are looked up now, so call it once the model has names.
         """
+        read = {"read": list(self._files)}
         if not self._is_recorded:  # nobody looked for draws
-            return {"read": list(self._files)}
+            return {**read}
         names = _parameter_names(self._context.names)
-        events = (
-            (words, "" if more is None else f" {_name_of(key, names)} {more}") for words, key, more in self._events
-        )
-        return {
-            "events": [words + more for words, more in events],
-            "left_out": self._left_out,
-            "read": list(self._files),
-            "generators": self._generators_made,
-        }
+        lines = [(words, f" {_name_of(key, names)} {line}" if line else "") for words, key, line in self._events]
+        events = [words + rest for words, rest in lines]
+        return {"events": events, "left_out": self._left_out, **read, "generators": self._generators_made}
 
     def on_tick(self) -> None:
         """Nothing is early any more as a step ends, unless `on_restart` was told since the last step ended."""
@@ -342,10 +330,9 @@ class RandomProbe(GuardedProbe):
             line: of a draw, in the user's code.
             filled: by a draw.
         """
-        if len(self._events) < MAX_EVENTS:
-            self._events.append((words, filled, line))
-        else:
-            self._left_out += 1
+        has_room = len(self._events) < MAX_EVENTS
+        self._events += [(words, filled, line)] * has_room
+        self._left_out += not has_room
 
     def _note_draw(self, generator: str, state: int, line: str, by: str = "-", filled: TensorKey | None = None) -> None:
         """Note a draw.
@@ -362,7 +349,7 @@ class RandomProbe(GuardedProbe):
     def _note_new_generator(self, call: Call, _result: object) -> None:
         """Note the seed and the line of a python or numpy generator that code of the user's has made."""
         frame: FrameType | None = call.frame
-        is_pythons = isinstance(call.args[0] if call.args else None, random.Random)
+        is_pythons = isinstance(call.first, random.Random)
         if is_pythons and call.frame.f_code is random.Random.__init__.__code__:
             frame = call.frame.f_back
         if frame is not None and is_users(frame.f_code.co_filename):
@@ -425,13 +412,12 @@ class RandomProbe(GuardedProbe):
         """
         step = self._recorder.step
         where = "in" if self._context.clock.begun else "before", call.function, line
-        times = self._times.get(where)
-        if times is not None:
-            times[1:3] = step, times[2] + 1
-        elif len(self._times) < MAX_PLACES:
-            times = self._times[where] = [step, step, 1, _seed_or_digest(call)]
+        if where not in self._times and len(self._times) >= MAX_PLACES:
+            return
+        times = self._times[where] = self._times.get(where) or [step, step, 0, _seed_or_digest(call)]
+        times[1:3] = step, times[2] + 1
         # written again where it is new, and where the number has doubled
-        if times is not None and times[2] & (times[2] - 1) == 0:
+        if times[2] & (times[2] - 1) == 0:
             self._context.facts["seedings"] = self.seedings
 
     def seedings(self) -> dict[str, object]:
@@ -478,9 +464,8 @@ def _name_of(key: TensorKey | None, names: _Names) -> str:
 
 def tensor_key(value: object) -> TensorKey | None:
     """Key of a plain tensor or parameter, with address 0 where it is not on the CPU; None for anything else."""
-    if type(value) not in (torch.Tensor, nn.Parameter):
+    if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, nn.Parameter):
         return None
-    assert isinstance(value, torch.Tensor)
     with unobserved():
         try:
             address, memory = address_of(value) if value.is_cpu else 0, weakref.ref(value.untyped_storage())
@@ -497,8 +482,7 @@ def _parameter_names(names: Names) -> _Names:
         module = reference()
         parameters = {} if module is None else module._parameters  # noqa: SLF001 - the public view builds strings
         for name, parameter in parameters.items():
-            key = tensor_key(parameter)
-            if key is not None:
+            if (key := tensor_key(parameter)) is not None:
                 for place in {key.identity, key.address} - {0}:
                     found.setdefault((place, key.shape), (f"{state.fqn}.{name}", key.kind))
     return found

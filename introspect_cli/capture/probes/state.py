@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from introspect_cli.capture.events import Call
     from introspect_cli.capture.naming import ParameterName
 
+    Holders = tuple[list[weakref.ref[nn.Module]], list[weakref.ref[nn.Module]]]
+
 _PARAMETERS, _BUFFERS = frozenset({Kind.PARAM}), frozenset({Kind.BUFFER})
 _BOTH = _PARAMETERS | _BUFFERS
 
@@ -50,8 +52,8 @@ class StateProbe(GuardedProbe):
         super().__init__(context)
         self._started: dict[str, weakref.ref[nn.Module]] = {}
         self._recorded: set[str] = set()
-        self._holders: ById[list[weakref.ref[nn.Module]]] = ById()
-        self._cutting: ById[list[weakref.ref[nn.Module]]] = ById()
+        self._holders: ById[Holders] = ById()
+        """Of a root, the modules with tensors of their own, and those that `fully_shard` has cut."""
         self._after: ById[tuple[object, Sequence[int]]] = ById()
         self._marks: dict[int, Hashable] = {}
         """Fingerprints of tensors when they were recorded, by `id`."""
@@ -84,15 +86,9 @@ class StateProbe(GuardedProbe):
             names.name_holders_of(list(held.values()))  # while it holds them
         if names.find(module) is None:
             return None
-        swapped = {
-            key: name
-            for key in values
-            if key in held
-            and values[key] is not held[key]
-            and (name := names.parameters.name_of(held[key]))
-            and name.watched
-        }
-        given, own = ([(name, of[key]) for key, name in swapped.items()] for of in (values, held))
+        named = {key: names.parameters.name_of(own) for key, own in held.items() if values.get(key, own) is not own}
+        watched = [(key, name) for key, name in named.items() if name is not None and name.watched]
+        given, own = ([(name, of[key]) for key, name in watched] for of in (values, held))
         if phase is not None:
             self._write_given(given, phase)
             return lambda _result: self._write_given(own, phase)
@@ -158,16 +154,13 @@ class StateProbe(GuardedProbe):
 
         Buffers only at the first call of any root in a step. Nothing for a root without a name.
         """
-        state = self._context.names.find(root)
-        if state is None:
-            return
         context = self._context
+        if (state := context.names.find(root)) is None:
+            return
         self._enter_step()
         first, self._called = self._called != self._step, self._step
-        if first or self._holders.get(root) is None:
-            self._find_holders(root)
-        started = self._started.get(state.fqn)
-        if started is not None:
+        self._holders_of(root, again=first)
+        if (started := self._started.get(state.fqn)) is not None:
             if started() is root:
                 self._record_rewritten(root, with_buffers=first)
                 return
@@ -203,18 +196,16 @@ class StateProbe(GuardedProbe):
             with unobserved():
                 self._enter_step()
                 for reference in list(self._started.values()):
-                    root = reference()
-                    if root is not None and self._context.names.find(root) is not None:
+                    if (root := reference()) is not None and self._context.names.find(root) is not None:
                         self._record_rewritten(root, with_buffers=self._called != self._step)
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has a name without a record; from then on the name counts as recorded."""
         name = self._name(tensor)
-        if name is None or name.fqn in self._recorded:
-            return False
-        self._recorded.add(name.fqn)
-        self._fresh.add(name.fqn)
-        return True
+        new = set() if name is None else {name.fqn} - self._recorded
+        self._recorded |= new
+        self._fresh |= new
+        return bool(new)
 
     def _record_rewritten(self, root: nn.Module, *, with_buffers: bool) -> None:
         """Record again those tensors of a root whose mark is not that of their record, or that have none.
@@ -276,7 +267,7 @@ class StateProbe(GuardedProbe):
         changes = self._context.names.parameters.changes
         for root in self._context.names.roots():
             contents = self._tensors_of(root, _BUFFERS)
-            mark = None if self._cutting.get(root) else (place_of(*contents[1:]), changes)
+            mark = None if self._holders_of(root)[1] else (place_of(*contents[1:]), changes)
             self._record_after(root, mark, Kind.BUFFER, contents[1])
 
     def parameters_after(self, stepper: object, parameters: list[torch.Tensor]) -> None:
@@ -303,31 +294,26 @@ class StateProbe(GuardedProbe):
         if len(sites) == len(tensors):  # else one has no name yet, or is not wanted yet
             self._after.set(owner, (mark, numbers_of(sites)))
 
-    def _find_holders(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
-        """Walk a root for modules with tensors of their own; keep weak references to them, and return these.
+    def _holders_of(self, root: nn.Module, *, again: bool = False) -> Holders:
+        """`_holders` of a root, for which it is walked at the first call, and `again`.
 
-        In a process group, modules that `fully_shard` has cut are kept as well.
+        Modules that `fully_shard` has cut are looked for in a process group alone.
         """
-        holders = list(map(weakref.ref, holders_in(root)))
-        self._holders.set(root, holders)
-        self._context.parts.look()
-        if self._context.parts.is_grouped:
-            self._cutting.set(root, list(map(weakref.ref, filter(torch_distributed.is_cut, modules_in(root)))))
-        return holders
+        if again or (found := self._holders.get(root)) is None:
+            self._context.parts.look()
+            cut = filter(torch_distributed.is_cut, modules_in(root)) if self._context.parts.is_grouped else ()
+            found = list(map(weakref.ref, holders_in(root))), list(map(weakref.ref, cut))
+            self._holders.set(root, found)
+        return found
 
     def _tensors_of(self, root: nn.Module, kinds: frozenset[Kind] = _BOTH) -> Contents:
         """A root's parameters and buffers of recorded kinds, each once.
 
         Of a parameter gathered by `fully_shard`, the shard.
         """
-        holders = self._holders.get(root)
-        if holders is None:
-            holders = self._find_holders(root)
+        holders, cut = self._holders_of(root)
         of, tensors, groups = tensors_in(holders, kinds & self._context.kinds)
-        references = self._cutting.get(root)
-        if not references:
-            return of, tensors, groups
-        cutting = [module for reference in references if (module := reference()) is not None]
+        cutting = [module for reference in cut if (module := reference()) is not None]
         every = (gathered for module in cutting for gathered in torch_distributed.unsharded_of(module))
         shards = {id(whole): keeper.sharded_param for _, _, whole, keeper in every}
         return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors, groups
@@ -340,13 +326,9 @@ class StateProbe(GuardedProbe):
             phase: where in the step.
             again: True for a further record in this step and phase, which gets the next call number.
         """
-        sites, tensors = [], []
-        for kind, tensor in zip(contents[0], contents[1], strict=True):
-            site = self._site(tensor, phase, kind, again=again)
-            if site is not None:
-                sites.append(site)
-                tensors.append(tensor)
-        self._write(sites, tensors)
+        every = [self._site(tensor, phase, kind, again=again) for kind, tensor in zip(*contents[:2], strict=True)]
+        sites = [site for site in every if site is not None]
+        self._write(sites, [tensor for tensor, site in zip(contents[1], every, strict=True) if site is not None])
         return sites
 
     def _write(self, sites: Sequence[int], tensors: list[torch.Tensor]) -> None:
@@ -374,8 +356,7 @@ class StateProbe(GuardedProbe):
         """
         if is_lazy(tensor) or (flat.is_emptied(tensor) and flat.shard_of(tensor) is None):
             return None
-        name = self._context.names.parameters.name_of(tensor)
-        if name is None:
+        if (name := self._context.names.parameters.name_of(tensor)) is None:
             # A buffer that the module replaced instead of writing into it: name it again.
             for root in self._context.names.roots():
                 self._context.names.refresh(root)

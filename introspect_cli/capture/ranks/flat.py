@@ -135,8 +135,7 @@ class FlatParts:
                 if getattr(handle, "_use_orig_params", True):
                     infos, shapes = (getattr(flat, name, ()) for name in ("_param_infos", "_shapes"))
                     for info, shape, piece in zip(infos, shapes, pieces, strict=True):
-                        parameter = getattr(info.module, info.param_name, None)
-                        if parameter is not None:
+                        if (parameter := getattr(info.module, info.param_name, None)) is not None:
                             self._stretches[id(parameter)] = tuple(shape), _part(piece)
                 elif (name := self._names.parameters.name_of(flat)) is not None:
                     name.watched = False
@@ -145,9 +144,8 @@ class FlatParts:
 
 def _part(piece: Any) -> Part:
     """Part of a parameter that FSDP's shard info describes; an empty one if none of it is in this rank's shard."""
-    if not piece.in_shard:
-        return _stretch(0, 0)
-    first, last = int(piece.intra_param_start_idx), int(piece.intra_param_end_idx)
+    places = (piece.intra_param_start_idx, piece.intra_param_end_idx) if piece.in_shard else (0, -1)
+    first, last = map(int, places)
     return _stretch(first, last - first + 1)
 
 

@@ -69,8 +69,7 @@ class Pipelines:
     def note_stage(self, stage: Any, module: nn.Module) -> None:
         """Note a stage as the last one called, and its module's FQN, if it has one: it gets that at its first call."""
         self.last = stage.stage_index, stage.num_stages
-        state = self._names.find(unwrap(module))
-        if state is not None:
+        if (state := self._names.find(unwrap(module))) is not None:
             self._roots[stage.stage_index] = state.fqn
 
     @property

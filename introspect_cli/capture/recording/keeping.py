@@ -112,11 +112,8 @@ class Records(NamedTuple):
                 ones, from five on.
         """
         values: dict[str, float | None] = {"loss": self.loss(), "grad_norm": self.grad_norm()}
-        values |= {
-            name: self.counted(columns)
-            for name, columns in (("nans", NANS), ("infs", INFS))
-            if columns[0] in self.columns
-        }
+        counted = {"nans": NANS, "infs": INFS}
+        values |= {name: self.counted(them) for name, them in counted.items() if them[0] in self.columns}
         usual = [loss for loss in before if math.isfinite(loss)]
         if len(usual) >= MIN_LOSSES:
             values |= {"median": statistics.median(usual), "mean": statistics.fmean(usual)}
@@ -241,8 +238,7 @@ class StepPolicy:
             self._gave_up = True
             self._note(f"{error}; no step is dropped from here on")
             return
-        lost = self._tensors_of(gone)
-        if lost:
+        if lost := self._tensors_of(gone):
             self._store.drop_tensors(lost - self._tensors_of(written.keys() - gone))
         self.dropped += len(gone)
         for step in gone:  # last: an exception before leaves them to the next time
@@ -270,7 +266,7 @@ class BlackBox:
         stored: checksums of that, by step.
     """
 
-    def __init__(self, capture: Capture, steps: int, digests: Mapping[int, bytes], say: Callable[[str], None]) -> None:
+    def __init__(self, capture: Capture, steps: int, digests: Mapping[int, bytes]) -> None:
         """Start with no tensor held; rank 0 says how much memory it may take.
 
         The ranks of a machine share a quarter of its free memory.
@@ -279,7 +275,6 @@ class BlackBox:
             capture: what it is.
             steps: how many steps are held.
             digests: of the reference's steps; {} where there is none, or it cannot be read.
-            say: prints a sentence.
         """
         launch = capture.launch
         local = os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -287,7 +282,7 @@ class BlackBox:
         room = free_memory() // 4 // ranks
         if not capture.rank:
             held = f"whole tensors of the last {count(steps, 'step')} are held"
-            say(f"{held}, in {human_size(room)} of memory at most (a quarter of what is free)")
+            capture.say(f"{held}, in {human_size(room)} of memory at most (a quarter of what is free)")
         self.open = True
         self.written: list[dict[str, object]] = []
         self.stored: dict[int, frozenset[int]] = {}
@@ -297,7 +292,7 @@ class BlackBox:
         # Held, set aside, under way, and ended while a device computes.
         self._share = room // (2 * steps + 2 if digests else steps + 2)
         self._store, self._digests = capture.store, digests
-        self._say, self._note = say, capture.guard.note
+        self._say, self._note = capture.say, capture.guard.note
         self._taken = 0
         self._left: Site | None = None
 
@@ -307,9 +302,8 @@ class BlackBox:
         False once closed and for tensors that are not plain and strided; also where the share is too small for it or
         the tensor vastly expanded: of these two cases the first site in the run is noted.
         """
-        if not self.open or type(value) not in PLAIN or is_wrapped(value):
-            return False
-        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        is_plain = type(value) in PLAIN and not is_wrapped(value) and value.layout is torch.strided
+        if not self.open or not is_plain or value.is_quantized or value.is_meta:
             return False
         if in_memory(value.shape, value.stride()) is None and self._taken + value.nbytes <= self._share:
             self._taken += value.nbytes

@@ -49,22 +49,14 @@ _NONE_SMALL: Callable[[Any, Any], bool | list[int]] = lambda _sites, _tensors: F
 class Recorder:
     """Collects the records of one step at a time and appends them to one rank's streams."""
 
-    def __init__(
-        self,
-        capture: Capture,
-        summarizer: Summarizer,
-        rank: RankWriter,
-        policy: StepPolicy,
-        store_lost: Callable[[StoreError], None],
-    ) -> None:
+    def __init__(self, capture: Capture, summarizer: Summarizer, rank: RankWriter, policy: StepPolicy) -> None:
         """Start at step 0.
 
         Args:
-            capture: has the store of whole tensors, and says which are stored.
+            capture: has the store of whole tensors, says which are stored, and is told once when the store is lost.
             summarizer: turns values into slots.
             rank: where finished steps go.
             policy: which steps are wanted, and kept.
-            store_lost: told once when the store can no longer be written.
         """
         save_tensors = capture.options.save_tensors
         self.summarizer = summarizer
@@ -79,7 +71,7 @@ class Recorder:
         self._rank, self._store = rank, capture.store
         self._lock: Any = KERNELS.lock()
         self._policy = policy
-        self._store_lost = store_lost
+        self._store_lost = capture.store_lost
         self._sites = Sites(rank, self._lock, save_tensors)
         self._saved: list[SavedTensor] = []  # copies of this step's values that are stored whole
         self.site = self._sites.number
@@ -215,8 +207,7 @@ class Recorder:
         """
         if self._only is not None and self._sites.of[site] not in self._only:
             return
-        times = self._rows.note(site, slot)
-        if times:
+        if times := self._rows.note(site, slot):
             # A site names one value a step. Whatever comes again (a second backward through one graph) is
             # told apart by its count, so that no two records share a site.
             self._rows.note(self._sites.changed_site(site, path=f"{self._sites.of[site].path}@{times}"), slot)
@@ -250,8 +241,7 @@ class Recorder:
         """
         with self._lock:
             for row in rows:
-                changes = change(self._sites.of[row.site])
-                if changes is not None:
+                if (changes := change(self._sites.of[row.site])) is not None:
                     if row.given is not None:
                         self._given[self.rows] = row.given
                     self._note(self._sites.changed_site(row.site, **changes), row.slot)
@@ -374,7 +364,11 @@ class Recorder:
         if not self.alive:
             return
         ended, policy = block.ended, self._policy
-        records = self._records(block) if policy.wants_values else None
+        records: Records | None = None
+        if policy.wants_values:
+            kinds = np.array([self._sites.of[site].kind.value for site in block.sites])
+            layouts, layout = self.summarizer.layouts, block.columns.layout
+            records = Records(kinds, block.columns.arrays, lambda row: layouts[layout[row]].numel)
         expiry = policy.keep(ended.step, records)
         if expiry == NEVER:
             return
@@ -392,12 +386,6 @@ class Recorder:
             policy.note_written(ended.step, expiry, frozenset(saved))
         except StoreError as error:
             self._lose(error)
-
-    def _records(self, block: StepBlock) -> Records:
-        """A step's kinds and columns for the policy, which looks at values."""
-        kinds = np.array([self._sites.of[site].kind.value for site in block.sites])
-        layouts, layout = self.summarizer.layouts, block.columns.layout
-        return Records(kinds, block.columns.arrays, lambda row: layouts[layout[row]].numel)
 
     def _append(self, block: StepBlock, *, expires: bool) -> None:
         """Append a step to the rank's stream, after those layouts that the store has not got yet."""

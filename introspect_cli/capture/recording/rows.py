@@ -73,8 +73,7 @@ class Sites:
 
         That call also adds it to `of`, and to `whole` or `secret` where it belongs there. A later call ignores `info`.
         """
-        known = self._numbers.get(site)
-        if known is not None:
+        if (known := self._numbers.get(site)) is not None:
             return known
         with self._lock:
             number = self._rank.site(site, info)

@@ -86,8 +86,7 @@ def attach(model: nn.Module, name: str | None = None, *, inputs: bool = True) ->
     for path, module in model.named_modules():
         if getattr(module, "inplace", False) or isinstance(module, torch.jit.ScriptModule):
             continue
-        types = _forward_types(module)
-        if types is None:
+        if (types := _forward_types(module)) is None:
             continue
         taken, given = types
         fqn = f"{root}.{path}" if path else root
@@ -108,12 +107,8 @@ def detach(model: nn.Module) -> None:
 def _taps_of(model: nn.Module) -> list[tuple[dict[int, Any], int]]:
     """The dictionary and the key of each hook in a model that is a tap."""
     registries = [held for one in model.modules() for held in (one._forward_pre_hooks, one._forward_hooks)]  # noqa: SLF001 - no public way to others' handles
-    return [
-        (held, key)
-        for held in registries
-        for key, hooked in held.items()
-        if getattr(hooked, "__module__", "") == __name__
-    ]
+    hooks = [(held, key, hooked) for held in registries for key, hooked in held.items()]
+    return [(held, key) for held, key, hooked in hooks if getattr(hooked, "__module__", "") == __name__]
 
 
 def _forward_types(module: nn.Module) -> tuple[tuple[str, ...], str] | None:
@@ -150,12 +145,10 @@ def _type_text(annotation: Any) -> str | None:
     if type(None) in arguments and len(arguments) == 2:
         inner = _type_text(next(argument for argument in arguments if argument is not type(None)))
         return None if inner is None else f"Optional[{inner}]"
-    inside = [_type_text(argument) for argument in arguments]
-    texts = [text for text in inside if text is not None]
-    if len(texts) != len(inside) or not texts:
-        return None
+    texts = [text for text in map(_type_text, arguments) if text is not None]
     name = {tuple: "Tuple", list: "List", dict: "Dict"}.get(origin)
-    return None if name is None else f"{name}[{', '.join(texts)}]"
+    is_known = name is not None and texts and len(texts) == len(arguments)
+    return f"{name}[{', '.join(texts)}]" if is_known else None
 
 
 @functools.cache
@@ -165,13 +158,10 @@ def hook(spec: Spec) -> Callable[..., Any]:
     The same object for equal specs. Its text is kept in `linecache`, where `inspect` finds it.
     """
     name = _PREFIX + hexlify(json.dumps(spec).encode()).decode()
-    inputs = f"Tuple[{', '.join(spec.inputs)}]" if spec.inputs else "Tuple[()]"
-    if spec.kind == Kind.INPUT.value:
-        given, value, result = f"input: {inputs}", "input", inputs
-    else:
-        given, value, result = f"input: {inputs}, output: {spec.output}", "output", spec.output
-    tapped = _tapped_expression(value, result, spec, "")
-    source = f"def {name}(self, {given}) -> {result}:\n    return {tapped}\n"
+    types = {"input": f"Tuple[{', '.join(spec.inputs) or '()'}]", "output": spec.output}
+    given = ", ".join(f"{side}: {types[side]}" for side in ("input", "output")[: 1 + (spec.kind == "output")])
+    tapped = _tapped_expression(spec.kind, types[spec.kind], spec, "")
+    source = f"def {name}(self, {given}) -> {types[spec.kind]}:\n    return {tapped}\n"
     filename = f"<tap of {spec.kind} of {spec.fqn}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     # The name is what TorchScript resolves types in; it must be this module for a pickle to find the function again.
@@ -216,8 +206,7 @@ def _tapped_expression(expression: str, annotation: str, spec: Spec, path: str) 
     if annotation == "Tensor":
         text = text_of(spec.fqn, Kind(spec.kind), path, spec.module_class)
         return f"torch.ops.introspect.tap({expression}, {text!r})"
-    places = tuple_items(annotation)
-    if places is None:
+    if (places := tuple_items(annotation)) is None:
         return expression
     items = [_tapped_expression(f"{expression}[{i}]", place, spec, f"{path}[{i}]") for i, place in enumerate(places)]
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"

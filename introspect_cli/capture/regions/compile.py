@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from introspect_cli.capture.naming import modules_in
+from introspect_cli.capture.naming import ById, modules_in
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.capture.regions.tap_op import NOTHING, ORDER
@@ -88,7 +88,7 @@ class CompileProbe(GuardedProbe):
         """Watch nothing yet."""
         super().__init__(context)
         self._taps = context.probe(TapProbe)
-        self._tapped: set[int] = set()
+        self._tapped: ById[bool] = ById()
 
     def stand_in_for_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A replacement of `torch.compile`, which `Module.compile` calls too; with the guard off it is torch's."""
@@ -158,9 +158,9 @@ class CompileProbe(GuardedProbe):
         if not self._guarded.on:
             return
         for module in modules:
-            if id(module) in self._tapped or isinstance(module, torch.jit.ScriptModule):
+            if self._tapped.get(module) or isinstance(module, torch.jit.ScriptModule):
                 continue
-            self._tapped.add(id(module))
+            self._tapped.set(module, True)
             look = Look(self._taps.module_number(module))
             self._patches.undo_by(module.register_forward_pre_hook(look, with_kwargs=True).remove)
             self._patches.undo_by(module.register_forward_hook(look, with_kwargs=True).remove)

@@ -49,10 +49,10 @@ class TapProbe(GuardedProbe):
 
     def module_number(self, module: nn.Module) -> str:
         """`#0`, `#1`, ...: number of a module, the same at each call, for taps made before its name is known."""
-        if self._numbers.get(module) is None:
-            self._numbers.set(module, len(self._numbered))
+        if (number := self._numbers.get(module)) is None:
+            self._numbers.set(module, number := len(self._numbered))
             self._numbered.append(weakref.ref(module))
-        return f"{NUMBERED}{self._numbers.get(module)}"
+        return f"{NUMBERED}{number}"
 
     def on_tick(self) -> None:
         """Count calls from 0 again as a step ends, and drop the sites of gradients that have not come."""
@@ -94,8 +94,7 @@ class TapProbe(GuardedProbe):
         stack, names = self._context.stack, self._context.names
         state: ModuleState | None = None
         if tapped.module.startswith(NUMBERED):
-            owner = self._numbered[int(tapped.module[1:])]()
-            if owner is None:
+            if (owner := self._numbered[int(tapped.module[1:])]()) is None:
                 return
             state = names.find(owner) or names.ensure_named(owner, None)
         if (stack.calls == [None] and not stack.in_graph) or private_api.tracing_state() is not None:
@@ -104,8 +103,10 @@ class TapProbe(GuardedProbe):
         if outermost and private_api.graph_task() != -1:
             phase = Phase.RECOMPUTE  # checkpointing inside a region: the compiled backward pass computes it again
         elif outermost:
-            self._begin_outermost()
             phase = Phase.FORWARD
+            self._context.clock.begin()
+            for root in names.roots():  # inside a compiled function no call of a root is seen
+                self._context.clock.tell_root(root)
         fqn, module_class = (tapped.module, tapped.module_class) if state is None else (state.fqn, state.module_class)
         watched = names.wanted(fqn) if state is None else state.watched
         if stack.calls and stack.calls[-1] is not None and stack.calls[-1].fqn == fqn and stack.calls[-1] is not state:
@@ -137,13 +138,3 @@ class TapProbe(GuardedProbe):
         if kind not in self._context.kinds:
             return -1
         return self._recorder.site(Site(Phase.BACKWARD, kind, fqn, call, tapped.path), SiteInfo(module_class))
-
-    def _begin_outermost(self) -> None:
-        """Begin the step if it has not begun; outside of a backward pass, tell the clock that every root is called.
-
-        Inside a compiled function no call of a root is seen.
-        """
-        self._context.clock.begin()
-        if private_api.graph_task() == -1:
-            for root in self._context.names.roots():
-                self._context.clock.tell_root(root)

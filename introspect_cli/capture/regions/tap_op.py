@@ -29,14 +29,6 @@ def _look(x: Tensor, order: Tensor, site: str) -> None:  # noqa: ARG001 - `order
         Sink.take(x, site)
 
 
-def _shape_of_tap(x: Tensor, site: str) -> Tensor:  # noqa: ARG001 - an operator's shapes may depend on any argument
-    return torch.empty_like(x)
-
-
-def _shape_of_look(x: Tensor, order: Tensor, site: str) -> None:  # noqa: ARG001 - as above
-    return None
-
-
 def _save_site(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch's signature
     ctx.site = inputs[1]
 
@@ -48,7 +40,7 @@ def _tap_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
 def _register() -> None:
     """Define the operators `introspect::tap` and `introspect::look`; torch allows it once in a process."""
     tap = torch.library.custom_op("introspect::tap", mutates_args=(), schema="(Tensor x, str site) -> Tensor")(_tap)
-    tap.register_fake(_shape_of_tap)
+    tap.register_fake(lambda x, site: torch.empty_like(x))  # noqa: ARG005 - an operator's shapes may depend on any argument
     tap.register_autograd(_tap_gradient, setup_context=_save_site)
     # Not by `custom_op`, which raises the version of what an operator says that it writes to: checkpointing inside a
     # compiled region keeps `order` for the backward pass, and would find it written to.
@@ -56,7 +48,7 @@ def _register() -> None:
     _LIBRARY.define("look(Tensor x, Tensor(a!) order, str site) -> ()", tags=tags)
     _LIBRARY.impl("look", _look, "CompositeExplicitAutograd")
     _LIBRARY.impl("look", torch.library.fallthrough_kernel, "Autograd")
-    torch.library.register_fake("introspect::look", _shape_of_look, lib=_LIBRARY)
+    torch.library.register_fake("introspect::look", lambda x, order, site: None, lib=_LIBRARY)  # noqa: ARG005 - as above
 
 
 _LIBRARY = torch.library.Library("introspect", "FRAGMENT")
