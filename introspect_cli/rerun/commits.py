@@ -34,14 +34,7 @@ from introspect_cli.rerun.place import (
     hold_lock,
     survey_of_git,
 )
-from introspect_cli.rerun.variant import (
-    Rerun,
-    capture,
-    log_of,
-    result_of,
-    run_logged,
-    started_at,
-)
+from introspect_cli.rerun.variant import Rerun, capture, log_of, result_of, run_logged, started_at
 from introspect_cli.store.files import MANIFEST, RUNS
 from introspect_cli.store.run import open_run
 from introspect_cli.store.run_writer import remove_run

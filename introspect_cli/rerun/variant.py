@@ -64,11 +64,7 @@ def log_of(run: Path) -> Path:
 
 
 def capture(
-    run: Path,
-    place: Place,
-    words: Iterable[str],
-    environment: Mapping[str, str | None] | None = None,
-    python: str = "",
+    run: Path, place: Place, words: Iterable[str], environment: Mapping[str, str | None] | None = None, python: str = ""
 ) -> Rerun:
     """Capture a script at a place, in a process of its own, and wait for its end, without limit.
 

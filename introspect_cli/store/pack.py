@@ -18,16 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import NoRunError, StoreError
-from introspect_cli.store.files import (
-    GOLDEN_RUN,
-    MANIFEST,
-    NAMES,
-    SOURCES,
-    Directory,
-    Folder,
-    outside_cause,
-    reason,
-)
+from introspect_cli.store.files import GOLDEN_RUN, MANIFEST, NAMES, SOURCES, Directory, Folder, outside_cause, reason
 from introspect_cli.store.remote import (
     NothingThereError,
     RemoteFolder,

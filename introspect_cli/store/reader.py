@@ -23,14 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import (
-    Joined,
-    Layout,
-    ModuleInfo,
-    Record,
-    Status,
-    Summary,
-)
+from introspect_cli.records import Joined, Layout, ModuleInfo, Record, Status, Summary
 from introspect_cli.store.batch import StepBatch, decode_lines, record_stats
 from introspect_cli.store.columns import LIMIT_NAMES, decode_rows
 from introspect_cli.store.documents import decode_labels
@@ -183,11 +176,7 @@ class Reader(ABC):
 # --- name tables
 
 
-TABLES = {
-    SITES: (SITE + INFO, SiteTable),
-    LAYOUTS: (LAYOUT, layouts_of),
-    MODULES: (MODULE, modules_of),
-}
+TABLES = {SITES: (SITE + INFO, SiteTable), LAYOUTS: (LAYOUT, layouts_of), MODULES: (MODULE, modules_of)}
 """Columns of each table, and what makes it of them."""
 
 

@@ -469,12 +469,7 @@ class RemoteFolder(Directory):
     is_far = True
 
     def __init__(
-        self,
-        storage: Storage,
-        place: str,
-        catalogue: Catalogue,
-        prefix: str = "",
-        others: Iterable[str] = (),
+        self, storage: Storage, place: str, catalogue: Catalogue, prefix: str = "", others: Iterable[str] = ()
     ) -> None:
         """Take the directory's contents.
 

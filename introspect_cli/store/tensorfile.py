@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from introspect_cli.store.files import TENSORS, DamageError, unreadable
+from introspect_cli.store.files import DamageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -165,18 +165,3 @@ def of_file(folder: Directory, name: str) -> NDArray[Any]:
     with folder.file(name) as handle:
         tensor: NDArray[Any] = decode(handle, int(name[:16], 16))
     return tensor
-
-
-def read(place: Directory, checksum: int) -> NDArray[Any] | None:
-    """The tensor with `checksum` in `place`'s directory of tensors, as `decode` gives it; None where it is not stored.
-
-    Raises:
-        StoreError: it is damaged or cannot be read.
-    """
-    try:
-        with place.folder(TENSORS) as folder:
-            return of_file(folder, f"{checksum:016x}.safetensors")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise unreadable(f"{place.path}/{TENSORS}", error) from None

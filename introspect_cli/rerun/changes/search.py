@@ -23,14 +23,7 @@ from introspect_cli.compare.say import listed, some
 from introspect_cli.compare.settings.settings import arguments
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.edits import apply_edits
-from introspect_cli.rerun.changes.sides import (
-    Difference,
-    Element,
-    command_line,
-    count_by_kind,
-    likely_first,
-    sides_of,
-)
+from introspect_cli.rerun.changes.sides import Difference, Element, command_line, count_by_kind, likely_first, sides_of
 from introspect_cli.rerun.place import NEWER, build_place, keep_out_of_git
 from introspect_cli.rerun.recorded import decoded, encoded
 from introspect_cli.rerun.variant import Reference, Rerun, capture, result_of
