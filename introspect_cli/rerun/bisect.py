@@ -134,18 +134,11 @@ class _Search:
             if commit is None:
                 break
             bad = commit if self._judge(commit)[0] is Verdict.DIVERGED else bad
-        found = len(commits) == 1
-        about = self.captures.user.ask("log", "-1", "--format=%s", "--name-only", bad) if found else ""
-        subject, _, files = about.partition("\n\n")
-        return Culprit(
-            commit=bad if found else None,
-            subject=subject,
-            files=tuple(files.splitlines()),
-            result=self.results[bad][1] if found else None,
-            tried=tuple((commit, verdict) for commit, (verdict, _) in self.results.items()),
-            candidates=() if found else tuple(commits),
-            directory=self.captures.base,
-        )
+        tried, directory = tuple((each, verdict) for each, (verdict, _) in self.results.items()), self.captures.base
+        if len(commits) > 1:
+            return Culprit(None, "", (), None, tried, tuple(commits), directory)
+        subject, _, files = self.captures.user.ask("log", "-1", "--format=%s", "--name-only", bad).partition("\n\n")
+        return Culprit(bad, subject, tuple(files.splitlines()), self.results[bad][1], tried, (), directory)
 
     def _judge(self, commit: str) -> tuple[Verdict, DiffResult | None]:
         """Capture a commit, compare it with the reference, and tell the verdict (good, bad, skipped) in a line.
@@ -155,9 +148,9 @@ class _Search:
         done = self.captures.run_of(Revision.named(self.captures.user, commit), "", self.reference.stop_options)
         self.runs[commit] = done.run
         verdict, result = self.results[commit] = self.reference.judge(done)
-        said = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "skipped"}[verdict]
         why = "it could not be captured" if result is None else first_sentence(result)
-        self.captures.tell(f"{commit[:10]} is {said}" if verdict is Verdict.SAME else f"{commit[:10]} is {said}: {why}")
+        said = {Verdict.SAME: "good", Verdict.DIVERGED: f"bad: {why}", Verdict.UNDECIDED: f"skipped: {why}"}
+        self.captures.tell(f"{commit[:10]} is {said[verdict]}")
         return verdict, result
 
     def prove_culprit(self, culprit: Culprit, max_runs: int) -> Proof | None:

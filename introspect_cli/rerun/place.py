@@ -159,15 +159,14 @@ def survey(root: Path, directory: Path, sources: Collection[Path], before: float
     return Surroundings(root, directory, tops, tuple(files), tuple(empty))
 
 
-def survey_of_git(user: Repository, directory: Path, scripts: Iterable[Path], skipped: Path) -> Surroundings:
-    """As `survey` of the repository's root, without files that git tracks and untracked code other than `scripts`.
+def survey_of_git(user: Repository, directory: Path, script: Path, skipped: Path) -> Surroundings:
+    """As `survey` of the repository's root, without files that git tracks and untracked code other than `script`.
 
     Ignored files are listed, code included; files of any age.
     """
-    tracked = {user.root / name for name in user.names("ls-files")}
     others = {user.root / name for name in user.names("ls-files", "--others", "--exclude-standard")}
-    code = {path for path in others if path.suffix in CODE_ENDINGS} - {*scripts}
-    return survey(user.root, directory, tracked | code, None, skipped)
+    code = {path for path in others if path.suffix in CODE_ENDINGS} - {script}
+    return survey(user.root, directory, tracked_files(user.root) | code, None, skipped)
 
 
 # --- the place
