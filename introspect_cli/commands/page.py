@@ -57,17 +57,14 @@ def page_of(runs: list[Run], noise: Sequence[Run], options: DiffOptions) -> str:
                 depths.append((f"{letter} {direction}", scales))
     step = first.step if first is not None else runs[0].last_step
     ops = _ops(runs, rank, step, step - shifts[1] if shifts and step is not None else step)
-    bare = DiffOptions(**{**vars(options), "limit": 0})
+    bare = replace(options, limit=0)
+    pairs = zip(runs, tables, strict=True)
+    drawable = (each.get(rank) for each in tables)
     page = Page(
         runs=tuple(map(overview, runs)),
         result=result,
-        checks=tuple(
-            check_tables(str(run.path), list(by_rank.values())) for run, by_rank in zip(runs, tables, strict=True)
-        ),
-        curves=tuple(
-            curves(by_rank[rank], shift) if rank in by_rank else ()
-            for by_rank, shift in zip(tables, [*shifts, 0, 0], strict=False)
-        ),
+        checks=tuple(check_tables(str(run.path), list(by_rank.values())) for run, by_rank in pairs),
+        curves=tuple(curves(each, by) if each else () for each, by in zip(drawable, [*shifts, 0, 0], strict=False)),
         history=pack(drawn, first.step if first is not None else None, shifts, compared=len(runs) > 1),
         depths=tuple(depths),
         noise=tuple(compare_runs(runs[0], run, bare).map for run in noise),
@@ -88,9 +85,8 @@ def _closeups(runs: list[Run], result: DiffResult, options: DiffOptions) -> tupl
     if first is None or first.step not in runs[0].rank(first.rank):
         return ()
     only = replace(options, steps=Schedule.only(first.step), limit=None, want_map=False)
-    return tuple(
-        closeup(runs[0], runs[1], divergence) for divergence in worth_a_look(compare_runs(runs[0], runs[1], only))
-    )
+    near = worth_a_look(compare_runs(runs[0], runs[1], only))
+    return tuple(closeup(runs[0], runs[1], divergence) for divergence in near)
 
 
 def _graph(runs: list[Run], rank: int, step: int) -> Graph | None:

@@ -172,8 +172,8 @@ class StepBatch:
         columns["joined"] = self.how
         if self.calls is None:
             columns["calls"] = np.ones(rows, np.int64)
-        every = {column.name: (column, columns.get(column.name)) for column in schema}
-        return {name: absent_column(column, rows) if data is None else data for name, (column, data) in every.items()}
+        every = [(column, columns.get(column.name)) for column in schema]
+        return {column.name: absent_column(column, rows) if data is None else data for column, data in every}
 
 
 def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array | None = None) -> StepBatch:

@@ -347,7 +347,8 @@ class RankReader(Reader):
     def labels(self) -> dict[int, Labels]:
         """The framework's labels of each step, by step; steps without any are left out. Cached."""
         frames = self._opened()
-        return {step: decode_labels(data, frames.path) for step, data in frames.bodies_of(LABELS) if step in self}
+        bodies = {int(frames.heads["step"][number]): frames.body(number) for number in frames.numbers_of(LABELS)}
+        return {step: decode_labels(data, frames.path) for step, data in bodies.items() if step in self}
 
     # --- names
 

@@ -218,14 +218,12 @@ def stages_in(manifests: Mapping[int, Mapping[str, Any]]) -> dict[int, Stages]:
 def stages_of(manifest: Mapping[str, Any]) -> Stages | None:
     """The pipeline stages that a rank's manifest names; None where there are none, or they are malformed."""
     pipeline = manifest.get("pipeline")
-    if not isinstance(pipeline, dict):
+    given = pipeline if isinstance(pipeline, dict) else {}
+    stage, of, roots = given.get("stage"), given.get("stages"), given.get("roots", {})
+    numbers: list[Any] = [stage, *roots.values()] if isinstance(roots, dict) else [None]
+    if type(of) is not int or not all(type(number) is int and 0 <= number < of for number in numbers):
         return None
-    stage, of, roots = pipeline.get("stage"), pipeline.get("stages"), pipeline.get("roots", {})
-    if type(stage) is not int or type(of) is not int or not 0 <= stage < of or not isinstance(roots, dict):
-        return None
-    if not all(isinstance(root, str) and type(number) is int and 0 <= number < of for root, number in roots.items()):
-        return None
-    return Stages(stage, of, roots)
+    return Stages(numbers[0], of, roots)
 
 
 # --- what the ranks say together
@@ -653,12 +651,10 @@ class Sources(Mapping[str, Source]):
         Raises:
             StoreError: the document or the directory of sources is damaged.
         """
+        named = [(name, str(digest)) for name, digest in run.settings.document("sources").items()]
         self._run = run
-        self.digests: dict[str, str] = {}
+        self.digests = {name: text for name, text in named if _DIGEST.fullmatch(text) and _stays_inside(name)}
         """Digest by name of all source files, whether their text is there or not."""
-        for name, digest in run.settings.document("sources").items():
-            if isinstance(name, str) and _DIGEST.fullmatch(str(digest)) and _stays_inside(name):
-                self.digests[name] = str(digest)
         kept = run.kept_sources if self.digests else frozenset()
         self._names = [name for name, digest in self.digests.items() if digest in kept]
 
