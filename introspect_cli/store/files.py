@@ -263,29 +263,16 @@ class DamageError(StoreError):
         super().__init__(f"{path} is damaged: {what}; `introspect verify` on the run says what is still sound")
 
 
-class Appended(Handle):
-    """A file of the store that is only appended to, locked until it is closed.
-
-    Attributes:
-        length: bytes written.
-    """
+class Appended(Descriptor):
+    """A file of the store that is only appended to, locked until it is closed."""
 
     def __init__(self, folder: Folder, name: str) -> None:
         """Create the file `name` in `folder` now, and lock it; FileExistsError where it is there."""
         super().__init__(folder.create(name), f"{folder.path}/{name}")
-        self.length = 0
         take_lock(self.fd)
 
-    def append(self, *pieces: bytes | memoryview) -> None:
-        """Write all of `pieces` at byte `length`, wherever the descriptor stands, and move `length` to their end.
-
-        An error (OSError, StoreError as `reopen_if_closed`) leaves `length`; what was written by then is written over.
-        """
-        self.reopen_if_closed()
-        self.length = write_all(self.fd, pieces, self.length)
-
-    def reopen_if_closed(self) -> None:
-        """Open the file again, and lock it again, where the script closed its descriptor.
+    def reopen_if_closed(self) -> int:
+        """The descriptor; the file is opened and locked again first where the script closed it.
 
         Raises:
             StoreError: the file was removed, and its descriptor is open.
@@ -296,12 +283,7 @@ class Appended(Handle):
             take_lock(self.fd)
         elif os.fstat(self.fd).st_nlink == 0:
             raise StoreError("its files were removed")
-
-    def shorten(self, length: int) -> None:
-        """Truncate the file, reopened if need be, to `length` bytes, where the next `append` begins."""
-        self.reopen_if_closed()
-        os.ftruncate(self.fd, length)
-        self.length = length
+        return self.fd
 
 
 class Directory(Closing, ABC):

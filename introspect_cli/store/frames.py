@@ -23,7 +23,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files import FORMAT, LOG, Appended, Descriptor, Folder
+from introspect_cli.store.files import FORMAT, LOG, Appended, Descriptor, Folder, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -146,7 +146,7 @@ class LogWriter:
         self._room = _reserved(folder)
         self.written = Written(len(start), zlib.crc32(start[:-4]))
         try:
-            self._file.append(start)
+            write_all(self._file.fd, [start])
         except BaseException:
             self.close()
             raise
@@ -169,7 +169,7 @@ class LogWriter:
                 raise StoreError(f"more steps than a store holds ({LIMIT_FRAMES:,} frames)")
             self._torn = True
             try:
-                self._file.append(*pieces)
+                write_all(self._file.reopen_if_closed(), pieces, self.written.length)
             except OSError:  # where the disk is full, how it ended shall find room
                 self._room.close()
                 raise
@@ -215,7 +215,7 @@ class LogWriter:
         """
         with self._locked():  # what another thread is writing is not counted yet, nor is it torn
             if self._torn:
-                self._file.shorten(self.written.length)
+                os.ftruncate(self._file.reopen_if_closed(), self.written.length)
                 self._torn = False
 
     def _locked(self) -> threading.RLock:

@@ -343,7 +343,7 @@ class Run(Closing):
         """Gives whole tensors by their checksums that lie in no store."""
         self.manifest = read_manifest(folder)
         self._ranks = self._open_ranks(only)
-        self.ranks = tuple(sorted(self._ranks))
+        self.ranks = tuple(self._ranks)
         self._saying = self._ranks
         if launch_of(self.manifest) is None:  # the lowest rank says all, whoever is opened
             lowest = self._all_ranks[:1]
@@ -371,17 +371,15 @@ class Run(Closing):
         Raises:
             DamageError: a log is damaged, or belongs to another run.
         """
-        matches = [match for match in map(RANK_NAME.fullmatch, self._folder.names()) if match]
-        self._all_ranks = sorted(int(match[1]) for match in matches)  # whoever of them is opened
-        matches = [match for match in matches if only is None or int(match[1]) in only]
-        if len(matches) > _MAX_RANKS:
+        matches = map(RANK_NAME.fullmatch, self._folder.names())
+        self._all_ranks = sorted(int(match[1]) for match in matches if match)  # whoever of them is opened
+        ranks = [rank for rank in self._all_ranks if only is None or rank in only]
+        if len(ranks) > _MAX_RANKS:
             raise DamageError(self._folder.path, "it has more ranks than a run can have")
-        readers = {}
+        self._folder.prefetch([f"rank{rank}" for rank in ranks])
         shared = Shared()
-        self._folder.prefetch([match[0] for match in matches])
-        for match in matches:
-            rank = int(match[1])
-            reader = readers[rank] = RankReader(self._folder, rank, shared=shared)
+        readers = {rank: RankReader(self._folder, rank, shared=shared) for rank in ranks}
+        for reader in readers.values():
             if reader.run_id and reader.run_id.hex() != self.manifest.get("id"):
                 raise DamageError(reader.path, "it belongs to another run than the manifest")
         return readers

@@ -12,13 +12,15 @@ import json
 import math
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from introspect_cli.store.files import DamageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from introspect_cli.store.files import Directory, Source
@@ -45,43 +47,28 @@ NUMPY = {
 """What numpy reads each element type as."""
 
 
-class _Content(NamedTuple):
-    """The fields of a tensor file's header: checksum, dtype, shape, bytes of data, CRC-32 of header and data."""
-
-    checksum: int
-    dtype: str
-    shape: tuple[int, ...]
-    length: int
-    crc: int = 0
-
-    def begin_crc(self) -> int:
-        """CRC-32 of checksum, dtype and shape, which the data's CRC-32 continues."""
-        return zlib.crc32(f"{self.checksum:016x} {self.dtype} {list(self.shape)} ".encode())
-
-    def header(self) -> bytes:
-        """The safetensors header, padded to 8 bytes; a dtype that safetensors lacks is stored as flat U8."""
-        code = CODES.get(self.dtype)
-        shape = list(self.shape) if code else [self.length]
-        entry = {"dtype": code or "U8", "shape": shape, "data_offsets": [0, self.length]}
-        about = {
-            "checksum": f"{self.checksum:016x}",
-            "dtype": self.dtype,
-            "shape": json.dumps(list(self.shape)),
-            "crc32": f"{self.crc:08x}",
-        }
-        text = json.dumps({"__metadata__": about, NAME: entry}, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        return struct.pack("<Q", len(text)) + text
-
-
-def encode(data: memoryview, checksum: int, dtype: str, shape: tuple[int, ...]) -> bytes:
+def encode(data: bytes | memoryview, checksum: int, dtype: str, shape: tuple[int, ...]) -> bytes:
     """The header of a tensor file, which is written before `data` (raw bytes, row-major).
 
     The format's metadata holds the tensor's checksum, torch's `dtype` name, the `shape`, and a CRC-32 of all these and
     the data.
     """
-    content = _Content(checksum, dtype, shape, len(data))
-    return content._replace(crc=zlib.crc32(data, content.begin_crc())).header()
+    return _header(checksum, dtype, shape, len(data), _crc(data, checksum, dtype, shape))
+
+
+def _crc(data: bytes | memoryview, checksum: int, dtype: str, shape: Sequence[int]) -> int:
+    """CRC-32 of checksum, dtype, shape and data."""
+    return zlib.crc32(data, zlib.crc32(f"{checksum:016x} {dtype} {list(shape)} ".encode()))
+
+
+def _header(checksum: int, dtype: str, shape: Sequence[int], length: int, crc: int) -> bytes:
+    """The safetensors header, padded to 8 bytes; a dtype that safetensors lacks is stored as flat U8."""
+    code = CODES.get(dtype)
+    entry = {"dtype": code or "U8", "shape": list(shape) if code else [length], "data_offsets": [0, length]}
+    about = {"checksum": f"{checksum:016x}", "dtype": dtype, "shape": json.dumps(list(shape)), "crc32": f"{crc:08x}"}
+    text = json.dumps({"__metadata__": about, NAME: entry}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
 
 
 def decode(handle: Source, checksum: int) -> Any:
@@ -89,20 +76,6 @@ def decode(handle: Source, checksum: int) -> Any:
 
     Raises:
         DamageError: it is not what `encode` and the data would be for the tensor with this checksum.
-    """
-    content, offset = _content(handle, checksum)
-    read = handle.read(offset, offset + content.length)
-    if zlib.crc32(read, content.begin_crc()) != content.crc:
-        raise DamageError(handle.path, "its data is not what it was written with")
-    data, stored = np.frombuffer(read, np.uint8), NUMPY.get(content.dtype)
-    return data if stored is None else widened(data.view(stored).reshape(content.shape), content.dtype)
-
-
-def _content(handle: Source, checksum: int) -> tuple[_Content, int]:
-    """The header's fields and the byte where the data begins.
-
-    Raises:
-        DamageError: the header is not exactly the one that `encode` writes.
     """
     size, head = handle.size(), handle.read(0, 8)
     length = int.from_bytes(head, "little") if len(head) == 8 else 0
@@ -120,13 +93,16 @@ def _content(handle: Source, checksum: int) -> tuple[_Content, int]:
     sizes_ok = isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in shape)
     if not sizes_ok or len(shape) > _LIMIT_DIMS:
         raise DamageError(handle.path, "its shape is not one")
-    content = _Content(checksum, dtype, tuple(shape), size - 8 - length, crc)
-    if content.header() != written:
+    if _header(checksum, dtype, shape, size - len(written), crc) != written:
         raise DamageError(handle.path, "its header is not the one this tensor is written with")
     stored = NUMPY.get(dtype)
-    if stored is not None and math.prod(shape) * stored.itemsize != content.length:
+    if stored is not None and math.prod(shape) * stored.itemsize != size - len(written):
         raise DamageError(handle.path, "its shape and element type need another number of bytes")
-    return content, 8 + length
+    read = handle.read(len(written), size)
+    if _crc(read, checksum, dtype, shape) != crc:
+        raise DamageError(handle.path, "its data is not what it was written with")
+    data = np.frombuffer(read, np.uint8)
+    return data if stored is None else widened(data.view(stored).reshape(shape), dtype)
 
 
 def widened(array: Any, dtype: str) -> Any:
