@@ -48,12 +48,14 @@ def export(run: str, format_: str, output: Path, selected: Selecting) -> int:
 
     wanted = selected.read()
     with open_any(run) as opened:
-        wanted = check_selection(wanted, [opened])
-        written = write(opened, format_, str(output), wanted)
+        written = write(opened, format_, str(output), check_selection(wanted, [opened]))
     if not written:
         raise UsageError(f"{run} has no complete step, so there is nothing to export")
     say(f"wrote {count(written, 'file')} to {output}")
     return SAME
+
+
+_KINDS = tuple(kind.value for kind in USUAL_PHASES)
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,7 @@ class ImportOptions:
     root: str | None = option(
         None, "Class of the model, put before names [default: Model for reports].", metavar="NAME"
     )
-    kind: str | None = option(
-        None, "Kind of the arrays whose names do not say one.", choices=tuple(kind.value for kind in USUAL_PHASES)
-    )
+    kind: str | None = option(None, "Kind of the arrays whose names do not say one.", choices=_KINDS)
     save_tensors: tuple[str, ...] = option((), "Keep the whole arrays of these modules and tensors.", metavar="GLOB")
     force: bool = option(False, "Replace a run that is there.")
 

@@ -92,7 +92,13 @@ class Captures:
 
     @cached_property
     def around(self) -> Surroundings:
-        """What each revision is given that git does not keep: what lies around the current directory now."""
+        """What each revision is given that git does not keep: what lies around the current directory now.
+
+        Raises:
+            UsageError: the command has no script.
+        """
+        if not self.command.words:
+            raise UsageError("nothing to run: name a script, or -m and a module, after the options")
         script = Path(os.path.realpath(self.command.words[0]))  # of a module no path: `-m`
         return survey_of_git(self.user, Path(os.path.realpath(Path.cwd())), script, self.base)
 
