@@ -347,7 +347,7 @@ class Run(Closing):
         self._saying = self._ranks
         if launch_of(self.manifest) is None:  # the lowest rank says all, whoever is opened
             lowest = self._all_ranks[:1]
-            self._saying = {rank: self._ranks.get(rank) or RankReader(folder, rank) for rank in lowest}
+            self._saying = {n: self._ranks[n] if n in self._ranks else RankReader(folder, n) for n in lowest}
         manifests = read_rank_manifests(self._saying.values(), self.manifest.get("id"))
         self.manifests = {} if launch_of(self.manifest) is None else manifests
         self.manifest = merge_manifests(self.manifest, manifests)

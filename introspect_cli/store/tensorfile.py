@@ -115,7 +115,7 @@ def widened(array: Any, dtype: str) -> Any:
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype == "float8_e4m3fn":
-        return _fp8(4, 3, 7)[array]
+        return _float8_e4m3fn()[array]
     if dtype == "float8_e5m2":
         # The upper byte of a float16.
         return (array.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
@@ -126,13 +126,12 @@ def widened(array: Any, dtype: str) -> Any:
     return array
 
 
-def _fp8(exponent_bits: int, mantissa_bits: int, bias: int) -> np.ndarray[Any, Any]:
-    """float32 values of the 256 codes of an fp8 type without infinities (OCP 8-bit floating point, 2023)."""
+def _float8_e4m3fn() -> np.ndarray[Any, Any]:
+    """float32 values of the 256 codes of the fp8 type without infinities (OCP 8-bit floating point, 2023)."""
     codes = np.arange(256)
-    exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
-    mantissa = (codes & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
-    values = np.where(exponent > 0, (1 + mantissa) * 2.0 ** (exponent - bias), mantissa * 2.0 ** (1 - bias))
-    values = np.where((codes & 0x7F) == 0x7F, np.nan, values)
+    exponent, mantissa = codes >> 3 & 15, codes % 8 / 8
+    values = np.where(exponent > 0, (1 + mantissa) * 2.0 ** (exponent - 7), mantissa * 2.0**-6)
+    values[codes & 0x7F == 0x7F] = np.nan
     return np.where(codes & 0x80, -values, values).astype(np.float32)
 
 

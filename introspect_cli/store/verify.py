@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,7 +44,7 @@ from introspect_cli.store.run import (
 from introspect_cli.store.sources import SOURCE_NAME, decode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -54,6 +55,7 @@ _TOP_LEVEL = re.compile("|".join(_KNOWN))
 _MAX_FINDINGS = 100
 
 Result = TypeVar("Result")
+_Checking = Callable[[Directory, str], Any]
 
 
 @dataclass(frozen=True)
@@ -142,10 +144,10 @@ class _Check:
                 f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off"
             )
         for place in filter(None, (self._try(self._folder.rank, number) for number in numbers)):
-            self._check_files("tensors", place, TENSORS, _TENSOR_NAME, tensorfile.of_file)
-            self._check_files("sources", place, SOURCES, SOURCE_NAME, decode)
+            self._check_files(place, TENSORS, _TENSOR_NAME, tensorfile.of_file)
+            self._check_files(place, SOURCES, SOURCE_NAME, decode)
         if not self._is_child:  # they have none themselves
-            self._check_files("children", self._folder, CHILDREN, re.compile(".*"), self._check_child)
+            self._check_files(self._folder, CHILDREN, re.compile(".*"), self._check_child)
         said = tuple(self.findings), self.omitted
         return VerifyReport(self._folder.path, state, len(ranks), self.sound, last_common_step(ranks), *said)
 
@@ -209,15 +211,12 @@ class _Check:
         reader.close()
         return reader
 
-    def _check_files(
-        self, what: str, place: Directory, name: str, pattern: re.Pattern[str], check: Callable[[Directory, str], Any]
-    ) -> None:
-        """Check the files of a directory; sound ones are counted in `sound[what]`.
+    def _check_files(self, place: Directory, name: str, pattern: re.Pattern[str], check: _Checking) -> None:
+        """Check the files of a directory; sound ones are counted in `sound[name]`.
 
         Does nothing where there is no such directory.
 
         Args:
-            what: what they are counted as.
             place: where the directory is.
             name: of the directory.
             pattern: the names that its files have; another name is a finding.
@@ -228,7 +227,7 @@ class _Check:
         with folder:
             for file in folder.names():
                 if pattern.fullmatch(file):
-                    self.sound[what] += self._try(lambda f=folder, n=file: (check(f, n), True)) is not None
+                    self.sound[name] += self._try(lambda f=folder, n=file: (check(f, n), True)) is not None
                 elif not _TEMPORARY.fullmatch(file):
                     self._add_finding(f"{folder.path}: {file!a} is not part of a run")
 
