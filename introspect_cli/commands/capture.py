@@ -19,7 +19,7 @@ from introspect_cli.script.processes import command_of
 from introspect_cli.script.target import Target, check
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
 
 class CaptureCommand(click.Command):
@@ -45,28 +45,18 @@ class CaptureCommand(click.Command):
         return rest
 
 
-def _declared(heading: str, text: str, *names: str, **settings: Any) -> Callable[[Any], Any]:
-    """The decorator of an option that is no field of `CaptureOptions`; `settings` are click's."""
-    return click.option(*names, cls=GroupedOption, heading=heading, help=text, **settings)
-
-
-def _declarations() -> Iterable[Callable[[Any], Any]]:
-    """A decorator for each option, in the order of the help: fields of `CaptureOptions`, then those of this command."""
-    annotations = {item.name: str(item.type) for item in fields(CaptureOptions)}
-    for name, option in described():
-        yield declare(name, option, getattr(CaptureOptions, name), annotations[name])
-    yield _declared(HOW, "Run the module named next, as `python -m` does.", "-m", "module", is_flag=True)
-    yield _declared(
-        AGAIN,
-        "Run the script with and without a capture, and say whether both train the same.",
-        "--verify-neutral/--no-verify-neutral", default=False,
-    )  # fmt: skip
-    yield click.option("--last-look", hidden=True)  # what --verify-neutral gives to the processes it starts
-
-
 def capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare all options of `capture` on a command; a decorator."""
-    for add in reversed(list(_declarations())):
+    """Declare all options of `capture` on a command: fields of `CaptureOptions`, then those of this command alone."""
+    types = {item.name: str(item.type) for item in fields(CaptureOptions)}
+    every = [declare(name, option, getattr(CaptureOptions, name), types[name]) for name, option in described()]
+    declared = partial(click.option, cls=GroupedOption)
+    neutral = "Run the script with and without a capture, and say whether both train the same."
+    every += [
+        declared("-m", "module", is_flag=True, heading=HOW, help="Run the module named next, as `python -m` does."),
+        declared("--verify-neutral/--no-verify-neutral", default=False, heading=AGAIN, help=neutral),
+        click.option("--last-look", hidden=True),  # what --verify-neutral gives to the processes it starts
+    ]
+    for add in reversed(every):
         command = add(command)
     return command
 
@@ -115,9 +105,8 @@ def capture(
         raise UsageError("capture needs torch: `pip install torch`, in the environment of the script")
     if verify_neutral:
         if command is not None or options.perturb is not None:
-            raise UsageError(
-                "--verify-neutral compares one process with itself: with a launcher or --perturb, leave one out"
-            )
+            other = "a launcher" if command is not None else "--perturb"
+            raise UsageError(f"--verify-neutral compares one process with itself: with {other}, leave one out")
         return partial(_verify_neutral, target, options, ctx.meta["before script"], words)
     if command is not None:
         from introspect_cli.capture.follow.launcher import run_followed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,15 +177,12 @@ def _capture_revisions(
     if one is not None and two is not None:
         tell(f"{a} and {b} are runs, so {' '.join(command)} is not run")
         return one, two
-    # what the process that compares while b runs does not know of is asked of the whole of it
+    # b may be ended at its first divergence; but what the process that compares while b runs does not know of is asked
+    # of the whole of it
     known = Comparing(rtol=compared.rtol, noise=compared.noise)
     stop = compared == known and not (shown.all_ or shown.map_ or is_checkpoint(one or ""))
+    ends_b = partial(stop_options, rtol=compared.rtol, noise=compared.noise) if stop else lambda _: ()
     rerun = Command(*split_words(command), again.link)
-
-    def ends_b(run: str) -> tuple[str, ...]:
-        """Capture options that end b at its first divergence from the run of a, where b may be ended."""
-        return stop_options(run, compared.rtol, compared.noise) if stop else ()
-
     return capture_pair((a, b), (one, two), rerun, tell, ends_b, fresh=again.fresh)
 
 
@@ -193,9 +191,7 @@ def _revisions(*words: str | None) -> list[str]:
     from introspect_cli.rerun.git import Repository
 
     repository = Repository.around(Path.cwd())
-    if repository is None:
-        return []
-    return [word for word in words if word and not Path(word).exists() and repository.find(word)]
+    return [word for word in words if repository and word and not Path(word).exists() and repository.find(word)]
 
 
 def _run_of(word: str) -> str | None:
@@ -208,8 +204,7 @@ def _run_of(word: str) -> str | None:
     from introspect_cli.store.files import MANIFEST
     from introspect_cli.store.remote import is_remote
 
-    run = str(chosen(word))
-    path = Path(run)
+    path = Path(run := str(chosen(word)))
     is_run = run != word or is_remote(run) or path.is_file() or (path / MANIFEST).exists() or is_checkpoint(run)
     return run if is_run else None
 
@@ -251,6 +246,7 @@ def _compare_two(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
     from introspect_cli.records import Kind
     from introspect_cli.render.blocks import line
     from introspect_cli.render.diff_text import changes_blocks, diff_blocks, settings_blocks
+    from introspect_cli.render.json import diff_document
     from introspect_cli.selection import Selection, check_selection
 
     options = compared.options(limit=shown.most, whole_step=shown.is_grouped, want_map=shown.map_)
@@ -296,10 +292,5 @@ def _compare_two(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
 
             yield from graph_blocks(graph)
 
-    def document() -> Any:
-        from introspect_cli.render.json import diff_document
-
-        return diff_document(result)
-
-    answer(shown.format_, document, blocks)
+    answer(shown.format_, lambda: diff_document(result), blocks)
     return result.verdict

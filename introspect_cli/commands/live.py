@@ -117,19 +117,16 @@ def reference_of(reference: str, run: Path, compared: Comparing, **more: Any) ->
     if is_checkpoint(reference):
         raise UsageError(f"{reference} is a checkpoint, which has one step: a run is compared with a run as it goes")
     kept = Path(reference)
-    if (kept / golden.ABOUT).is_file():
-        if compared != Comparing():
-            raise UsageError(f"{reference} is a golden run, which has its own options: leave these out")
-        about = golden.read_golden(kept)
-        made = LiveReference(
-            lambda: open_any(kept / golden.STORE), lambda _one, _two: golden.compare_golden(kept, about, run)
-        )
-        with closing(made):
-            yield made
-        return
-    options = compared.options(**more)
+    is_golden = (kept / golden.ABOUT).is_file()
+    if is_golden and compared != Comparing():
+        raise UsageError(f"{reference} is a golden run, which has its own options: leave these out")
     with opened(*compared.noise) as noise:
-        made = LiveReference(lambda: open_any(reference), lambda one, two: compare_runs(one, two, options, noise))
+        if is_golden:
+            about, place = golden.read_golden(kept), kept / golden.STORE
+            made = LiveReference(lambda: open_any(place), lambda *_: golden.compare_golden(kept, about, run))
+        else:
+            options = compared.options(**more)
+            made = LiveReference(lambda: open_any(reference), lambda one, two: compare_runs(one, two, options, noise))
         with closing(made):
             yield made
 

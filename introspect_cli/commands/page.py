@@ -46,31 +46,27 @@ def page_of(runs: list[Run], noise: Sequence[Run], options: DiffOptions) -> str:
     common = [rank for rank in runs[0].ranks if all(rank in run.ranks for run in (*runs, *noise))]
     rank = first.rank if first is not None else common[0] if common else 0
     tables = [{number: read_table(run.rank(number)) for number in run.ranks} for run in runs]
-    drawn = [by_rank[rank] for by_rank in tables if rank in by_rank]
+    of_rank = [by_rank.get(rank) for by_rank in tables]
+    drawn = [table for table in of_rank if table is not None]
     drawn += [read_table(run.rank(rank)) for run in noise if rank in run.ranks]
     shifts = [0, first.step - first.step_b] if first is not None else []
     depths: list[tuple[str, Any]] = []
-    for letter, by_rank in zip("ab", tables, strict=False):
+    for letter, table in zip("ab", of_rank, strict=False):
         for direction, kind in (("forward", Kind.OUTPUT), ("gradient", Kind.GRAD_OUTPUT)):
-            scales = depth(by_rank[rank], kind) if rank in by_rank else None
-            if scales is not None and scales.names:
+            if table is not None and (scales := depth(table, kind)).names:
                 depths.append((f"{letter} {direction}", scales))
     step = first.step if first is not None else runs[0].last_step
     ops = _ops(runs, rank, step, step - shifts[1] if shifts and step is not None else step)
-    bare = DiffOptions(**{**vars(options), "limit": 0})
+    pairs = zip(runs, tables, strict=True)
+    shifted = zip(of_rank, [*shifts, 0, 0], strict=False)
     page = Page(
         runs=tuple(map(overview, runs)),
         result=result,
-        checks=tuple(
-            check_tables(str(run.path), list(by_rank.values())) for run, by_rank in zip(runs, tables, strict=True)
-        ),
-        curves=tuple(
-            curves(by_rank[rank], shift) if rank in by_rank else ()
-            for by_rank, shift in zip(tables, [*shifts, 0, 0], strict=False)
-        ),
+        checks=tuple(check_tables(str(run.path), list(by_rank.values())) for run, by_rank in pairs),
+        curves=tuple(curves(table, shift) if table is not None else () for table, shift in shifted),
         history=pack(drawn, first.step if first is not None else None, shifts, compared=len(runs) > 1),
         depths=tuple(depths),
-        noise=tuple(compare_runs(runs[0], run, bare).map for run in noise),
+        noise=tuple(compare_runs(runs[0], run, replace(options, limit=0)).map for run in noise),
         ops=ops,
         ops_step=step or 0,
         closeups=_closeups(runs, result, options) if result is not None else (),
@@ -88,9 +84,8 @@ def _closeups(runs: list[Run], result: DiffResult, options: DiffOptions) -> tupl
     if first is None or first.step not in runs[0].rank(first.rank):
         return ()
     only = replace(options, steps=Schedule.only(first.step), limit=None, want_map=False)
-    return tuple(
-        closeup(runs[0], runs[1], divergence) for divergence in worth_a_look(compare_runs(runs[0], runs[1], only))
-    )
+    near = worth_a_look(compare_runs(runs[0], runs[1], only))
+    return tuple(closeup(runs[0], runs[1], divergence) for divergence in near)
 
 
 def _graph(runs: list[Run], rank: int, step: int) -> Graph | None:

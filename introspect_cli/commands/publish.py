@@ -76,11 +76,11 @@ def publish(run: str, places: tuple[str, ...], selected: Selecting, asked: Publi
         """Upload what is new to each open place in object storage whose interval is over."""
         targets.each(lambda _, place: place.send_if_due() if isinstance(place, Remote) else None)
 
-    count, state = 0, RunState.RUNNING
+    count = 0
     if targets.open:
         count, state = follow(run, take, rank=asked.rank or None, between=between)
-    if state is not RunState.RUNNING and count and not asked.rank:
-        _publish_files(run, name, targets, sources=asked.sources)
+        if state is not RunState.RUNNING and count and not asked.rank:
+            _publish_files(run, name, targets, sources=asked.sources)
     targets.each(lambda text, place: say(f"published {counted(count, 'step')} of {name} to {text} ({place.close()})"))
     for text, why in targets.failed.items():
         say(f"introspect: {name} was not published to {text} completely: {why}", err=True)

@@ -232,9 +232,8 @@ def compared_as(words: Sequence[str]) -> Comparing:
         with command.make_context("--diff", list(words)) as context:
             asked: Comparing = command.invoke(context)
     except click.ClickException as error:
-        raise UsageError(
-            f"--diff takes options that change the answer of `introspect diff`: {error.format_message()}"
-        ) from None
+        takes_what = "--diff takes options that change the answer of `introspect diff`"
+        raise UsageError(f"{takes_what}: {error.format_message()}") from None
     asked.options()
     return asked
 

@@ -127,10 +127,8 @@ def step(run: Run, asked: OfRank, step: int, selection: Selection) -> Answer:
 
     records = step_records(run, step, selection, rank=asked.rank)
     labels = reader_of(run, asked.rank).labels.get(step, {})
-    return (
-        lambda: document(step=step, labels=labels or None, records=records),
-        lambda: records_blocks(records, step, labels),
-    )
+    facts = {"step": step, "labels": labels or None, "records": records}
+    return lambda: document(**facts), lambda: records_blocks(records, step, labels)
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,14 @@ def export(run: str, format_: str, output: Path, selected: Selecting) -> int:
 
     wanted = selected.read()
     with open_any(run) as opened:
-        wanted = check_selection(wanted, [opened])
-        written = write(opened, format_, str(output), wanted)
+        written = write(opened, format_, str(output), check_selection(wanted, [opened]))
     if not written:
         raise UsageError(f"{run} has no complete step, so there is nothing to export")
     say(f"wrote {count(written, 'file')} to {output}")
     return SAME
+
+
+_KINDS = tuple(kind.value for kind in USUAL_PHASES)
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,7 @@ class ImportOptions:
     root: str | None = option(
         None, "Class of the model, put before names [default: Model for reports].", metavar="NAME"
     )
-    kind: str | None = option(
-        None, "Kind of the arrays whose names do not say one.", choices=tuple(kind.value for kind in USUAL_PHASES)
-    )
+    kind: str | None = option(None, "Kind of the arrays whose names do not say one.", choices=_KINDS)
     save_tensors: tuple[str, ...] = option((), "Keep the whole arrays of these modules and tensors.", metavar="GLOB")
     force: bool = option(False, "Replace a run that is there.")
 
@@ -104,21 +104,19 @@ def import_(source: Path, output: Path, asked: ImportOptions) -> int:
         raise UsageError(f"{source} has {' and '.join(there) or none} below it: name a directory that has one kind")
     if not files and (asked.kind or asked.save_tensors):
         raise UsageError(f"{'--kind' if asked.kind else '--save-tensors'} is for arrays, of which {source} has none")
-    more: dict[str, Any] = {"settings": {}}
-    about: dict[str, Any]
+    more: dict[str, Any]
     if files:
         dump = arrays.Dump(files, Kind(asked.kind) if asked.kind else None, asked.root or "", asked.save_tensors)
-        rows = list(dump.read())
-        notes = [arrays.ORDER_UNKNOWN] if dump.sorted else []
+        rows, notes = list(dump.read()), [arrays.ORDER_UNKNOWN] if dump.sorted else []
         about = {"not_observed": notes, "listed": True, "ordered": not dump.sorted}
-        more |= {"sketch": True, "stored": dump.kept}
+        more = {"settings": {}, "sketch": True, "stored": dump.kept}
     else:
         rows = list(yaml_reports.read_reports(source, asked.root or "Model"))
         unseen = "there are no sketches: the files had statistics only, so distances cannot be estimated"
         about = {"not_observed": [unseen]}
-        more |= {"settings": yaml_reports.read_settings(source)}
-    made = write_run(output, rows, source=str(source), about=about, force=asked.force, **more)
-    say(f"made {output} of {count(made[0], 'step')} with {count(made[1], 'record')}")
+        more = {"settings": yaml_reports.read_settings(source)}
+    steps, records = write_run(output, rows, source=str(source), about=about, force=asked.force, **more)
+    say(f"made {output} of {count(steps, 'step')} with {count(records, 'record')}")
     return SAME
 
 
@@ -217,6 +215,7 @@ def verify(run: str) -> int:
 
 def _lines(report: VerifyReport) -> list[str]:
     """The report as text: a line for each damage, then what is sound and how the run ends."""
+    from introspect_cli.store.run import RunState
     from introspect_cli.texts import count
 
     kept = ("steps", "records", "documents", *(["tensors"] if report.counts["tensors"] else []))
@@ -226,10 +225,6 @@ def _lines(report: VerifyReport) -> list[str]:
     if report.omitted:
         out.append(f"damaged: {count(report.omitted, 'more finding')} not listed")
     end = f"last complete step {report.last_step}" if report.last_step is not None else "no complete step"
-    closed = {
-        "complete": "closed properly",
-        "running": "still being written",
-        "interrupted": "not closed by its writer",
-    }
-    how = closed[report.state.value]
+    ended = {RunState.COMPLETE: "closed properly", RunState.RUNNING: "still being written"}
+    how = ended.get(report.state, "not closed by its writer")
     return [*out, f"{'sound' if report.sound else 'still sound'}: {text}; {how}, {end}"]

@@ -7,7 +7,7 @@ bisection that was interrupted goes on where it stopped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from introspect_cli.rerun.variant import Reference, Rerun, first_sentence
 from introspect_cli.store.files import RUNS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,11 @@ def bisect(
 
     Runs in the current directory's repository. Captures that are kept in `output` are used again.
 
+    The bad commit is captured, then those that `git rev-list --bisect-all` proposes, the first not tried each time.
+    Once only the last bad commit remains, that is the first bad one. Where commits with an UNDECIDED verdict remain
+    beside it, the first bad one is unknown, and all that remain are its candidates. Where no last step is given, later
+    commits run only to the step at which the bad one diverges.
+
     Args:
         good: revision that is right.
         bad: later revision that is not.
@@ -87,95 +92,61 @@ def bisect(
     if not made.steps or made.exit_code:
         raise UsageError(f"the good revision {first[:10]} does not run (exit code {made.exit_code}): {made.last_lines}")
     tell(f"{first[:10]} is the reference: {made.steps} steps")
-    search = _Search(captures, Reference(made.run, until_step), {first: made.run})
-    culprit = search.run(first, last)
-    return replace(culprit, proof=search.prove_culprit(culprit, max_runs))
+    runs, reference, compared = {first: made.run}, Reference(made.run, until_step), dict[str, DiffResult | None]()
+    tried: dict[str, Verdict] = {}
 
-
-@dataclass
-class _Search:
-    """One bisection under way.
-
-    Attributes:
-        captures: the captures of commits.
-        reference: the run of the good commit, and the last step to look at; None for that to find it.
-        runs: the run of each commit captured.
-        results: verdict on each commit that was compared with the good one, and what it diverges by, in order.
-    """
-
-    captures: Captures
-    reference: Reference
-    runs: dict[str, Path]
-    results: dict[str, tuple[Verdict, DiffResult | None]] = field(default_factory=dict)
-
-    def run(self, good: str, bad: str) -> Culprit:
-        """Capture the bad commit, then those that `git rev-list --bisect-all` proposes, the first not tried each time.
-
-        Ends once only the last bad commit remains: that is the first bad one. Where commits with an UNDECIDED verdict
-        remain beside it, the first bad one is unknown, and all that remain are its candidates. Where the reference does
-        not say how far to look, later commits run only to the step at which the bad one diverges.
-
-        Raises:
-            UsageError: the bad commit does not diverge from the good one.
-        """
-        verdict, result = self._judge(bad)
-        if verdict is not Verdict.DIVERGED or result is None or result.first is None:
-            how = "runs the same as the good revision" if verdict is Verdict.SAME else "cannot be judged"
-            why = result.sentence if result is not None else Rerun(self.runs[bad], 0, 0).last_lines
-            raise UsageError(f"nothing to bisect: {bad[:10]} {how} ({why})")
-        if self.reference.until is None:
-            self.reference = replace(self.reference, until=result.first.step)
-            self.captures.tell(f"{bad[:10]} diverges at step {self.reference.until}: later steps are not run")
-        while True:
-            same = [commit for commit, (verdict, _) in self.results.items() if verdict is Verdict.SAME]
-            left = self.captures.user.ask("rev-list", "--bisect-all", bad, "--not", good, *same).splitlines()
-            commits = [line.partition(" ")[0] for line in left]
-            commit = next((each for each in commits if each not in self.results), None)
-            if commit is None:
-                break
-            bad = commit if self._judge(commit)[0] is Verdict.DIVERGED else bad
-        found = len(commits) == 1
-        about = self.captures.user.ask("log", "-1", "--format=%s", "--name-only", bad) if found else ""
-        subject, _, files = about.partition("\n\n")
-        return Culprit(
-            commit=bad if found else None,
-            subject=subject,
-            files=tuple(files.splitlines()),
-            result=self.results[bad][1] if found else None,
-            tried=tuple((commit, verdict) for commit, (verdict, _) in self.results.items()),
-            candidates=() if found else tuple(commits),
-            directory=self.captures.base,
-        )
-
-    def _judge(self, commit: str) -> tuple[Verdict, DiffResult | None]:
-        """Capture a commit, compare it with the reference, and tell the verdict (good, bad, skipped) in a line.
-
-        Fills `runs` and `results`. Returns the verdict and the comparison, which is None where no step was recorded.
-        """
-        done = self.captures.run_of(Revision.named(self.captures.user, commit), "", self.reference.stop_options)
-        self.runs[commit] = done.run
-        verdict, result = self.results[commit] = self.reference.judge(done)
-        said = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "skipped"}[verdict]
+    def judge(commit: str) -> Verdict:
+        """Capture a commit, compare it with the reference, and tell the verdict (good, bad, skipped) in a line."""
+        done = captures.run_of(Revision.named(user, commit), "", reference.stop_options)
+        runs[commit] = done.run
+        tried[commit], result = reference.judge(done)
+        compared[commit] = result  # None where no step was recorded
         why = "it could not be captured" if result is None else first_sentence(result)
-        self.captures.tell(f"{commit[:10]} is {said}" if verdict is Verdict.SAME else f"{commit[:10]} is {said}: {why}")
-        return verdict, result
+        said = {Verdict.SAME: "good", Verdict.DIVERGED: f"bad: {why}", Verdict.UNDECIDED: f"skipped: {why}"}
+        tell(f"{commit[:10]} is {said[tried[commit]]}")
+        return tried[commit]
 
-    def prove_culprit(self, culprit: Culprit, max_runs: int) -> Proof | None:
-        """Run variants of the first bad commit's parent to find which of its changes makes the runs diverge.
+    verdict, result = judge(last), compared[last]
+    if verdict is not Verdict.DIVERGED or result is None or result.first is None:
+        how = "runs the same as the good revision" if verdict is Verdict.SAME else "cannot be judged"
+        why = result.sentence if result is not None else Rerun(runs[last], 0, 0).last_lines
+        raise UsageError(f"nothing to bisect: {last[:10]} {how} ({why})")
+    if until_step is None:
+        reference = replace(reference, until=result.first.step)
+        tell(f"{last[:10]} diverges at step {reference.until}: later steps are not run")
+    while True:
+        same = [commit for commit, verdict in tried.items() if verdict is Verdict.SAME]
+        left = user.ask("rev-list", "--bisect-all", last, "--not", first, *same).splitlines()
+        commits = [line.partition(" ")[0] for line in left]
+        commit = next((each for each in commits if each not in tried), None)
+        if commit is None:
+            break
+        last = commit if judge(commit) is Verdict.DIVERGED else last
+    verdicts = tuple(tried.items())
+    if len(commits) > 1:
+        return Culprit(None, "", (), None, verdicts, tuple(commits), captures.base)
+    subject, _, files = user.ask("log", "-1", "--format=%s", "--name-only", last).partition("\n\n")
+    proof = _prove_culprit(captures, last, runs, reference.until, max_runs)
+    return Culprit(last, subject, tuple(files.splitlines()), compared[last], verdicts, (), captures.base, proof)
 
-        Returns:
-            the proof; None where there is no such commit, `max_runs` is 0, no run of its first parent was made by this
-            search, or the change cannot be looked for (only that reason is told).
-        """
-        before = self.captures.user.ask("rev-parse", f"{culprit.commit}^") if culprit.commit and max_runs else ""
-        if not culprit.commit or before not in self.runs:
-            return None
-        tell, revision = self.captures.tell, Revision.named(self.captures.user, before)
-        tell(f"{culprit.commit[:10]} is the first bad commit: which of its changes is it?")
-        try:
-            with self.captures.place(revision):  # where its run ran
-                runs, place = (self.runs[before], self.runs[culprit.commit]), self.captures.base / "changes"
-                return prove(*runs, self.captures.command, tell, place, self.reference.until, max_runs)
-        except UsageError as error:
-            tell(f"that cannot be told: {error}")
-            return None
+
+def _prove_culprit(
+    captures: Captures, culprit: str, runs: Mapping[str, Path], until: int | None, max_runs: int
+) -> Proof | None:
+    """Run variants of the first bad commit's parent to find which of its changes makes the runs diverge.
+
+    Returns:
+        the proof; None where `max_runs` is 0, `runs` has none of its first parent, or the change cannot be looked for
+        (only that reason is told).
+    """
+    before, tell = captures.user.ask("rev-parse", f"{culprit}^"), captures.tell
+    if not max_runs or before not in runs:
+        return None
+    tell(f"{culprit[:10]} is the first bad commit: which of its changes is it?")
+    try:
+        with captures.place(Revision.named(captures.user, before)):  # where its run ran
+            place = captures.base / "changes"
+            return prove(runs[before], runs[culprit], captures.command, tell, place, until, max_runs)
+    except UsageError as error:
+        tell(f"that cannot be told: {error}")
+        return None

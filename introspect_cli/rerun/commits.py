@@ -34,14 +34,7 @@ from introspect_cli.rerun.place import (
     hold_lock,
     survey_of_git,
 )
-from introspect_cli.rerun.variant import (
-    Rerun,
-    capture,
-    log_of,
-    result_of,
-    run_logged,
-    started_at,
-)
+from introspect_cli.rerun.variant import Rerun, capture, log_of, result_of, run_logged, started_at
 from introspect_cli.store.files import MANIFEST, RUNS
 from introspect_cli.store.run import open_run
 from introspect_cli.store.run_writer import remove_run
@@ -99,10 +92,15 @@ class Captures:
 
     @cached_property
     def around(self) -> Surroundings:
-        """What each revision is given that git does not keep: what lies around the current directory now."""
-        here, words = Path(os.path.realpath(Path.cwd())), self.command.words
-        scripts = [] if words[0] == "-m" else [Path(os.path.realpath(words[0]))]
-        return survey_of_git(self.user, here, scripts, self.base)
+        """What each revision is given that git does not keep: what lies around the current directory now.
+
+        Raises:
+            UsageError: the command has no script.
+        """
+        if not self.command.words:
+            raise UsageError("nothing to run: name a script, or -m and a module, after the options")
+        script = Path(os.path.realpath(self.command.words[0]))  # of a module no path: `-m`
+        return survey_of_git(self.user, Path(os.path.realpath(Path.cwd())), script, self.base)
 
     def place(self, revision: Revision) -> AbstractContextManager[Place]:
         """A context manager that builds the place in which a revision runs, and removes it after the block."""
@@ -152,13 +150,13 @@ class Captures:
         """
         run = self.base / self.name(revision, side, more)
         tell = self.tell if side else lambda _: None
-        kept = result_of(run)
-        changed = self.changed_since(run) if kept.is_complete and not fresh else ""
-        if kept.is_complete and not fresh and not changed:
-            tell(f"{side} is {revision.words}: captured before, {os.path.relpath(run)}")
-            os.utime(run)
-            return kept
-        why = f"{changed} has changed since it was captured; " if changed else ""
+        kept, why = result_of(run), ""
+        if kept.is_complete and not fresh:
+            if not (changed := self.changed_since(run)):
+                tell(f"{side} is {revision.words}: captured before, {os.path.relpath(run)}")
+                os.utime(run)
+                return kept
+            why = f"{changed} has changed since it was captured; "
         running = f"running {shlex.join(self.command.words)} (introspect watch {os.path.relpath(run)})"
         tell(f"{side} is {revision.words}: {why}{running}")
         began = time.monotonic()
@@ -196,12 +194,10 @@ class Captures:
             files, began = run.settings.document("files"), started_at(run) or 0.0
         for name, about in files.items():
             path = self.user.root / Path(name).expanduser()
-            if path.is_relative_to(place):
-                path = Path(path.anchor, path.relative_to(place))
-            elif path.is_relative_to(self.user.root) and not any(path.is_relative_to(link) for link in links):
-                continue  # the revision's, or one that was copied
-            if about.get("many"):
-                continue
+            is_outside = path.is_relative_to(place) or not path.is_relative_to(self.user.root)
+            if about.get("many") or not (is_outside or any(map(path.is_relative_to, links))):
+                continue  # many files as one, or the revision's, or one that was copied
+            path = Path(path.anchor, path.relative_to(place)) if path.is_relative_to(place) else path
             if not path.is_file() or path.stat().st_size != about.get("size") or path.stat().st_mtime > began:
                 return str(name)
         return ""
@@ -252,9 +248,8 @@ def capture_pair(
     refused = next((word for word in command.options if word.partition("=")[0] in _REFUSED), None)
     if refused is not None:
         raise UsageError(f"leave {refused} out after `--`: where runs are written and compared is decided here")
-    user = Repository.around(Path.cwd())
     sides = [*zip("ab", words, runs, strict=True)]
-    if user is None:
+    if (user := Repository.around(Path.cwd())) is None:
         first = next(word for _, word, run in sides if run is None)
         raise UsageError(f"{first} is no run, and {Path.cwd()} is in no git repository that has it as a revision")
     for _, word, run in sides:
@@ -290,8 +285,6 @@ def _capture_side(captures: Captures, side: str, revision: Revision, ends: tuple
     if not done.steps and (error is None or side == "a"):
         last = done.last_lines.rpartition(" / ")[2]
         why = f"exit code {done.exit_code} ({last})" if error is None else error.words
-        raise UsageError(
-            f"nothing to compare: {shlex.join(captures.command.words)} at {revision.words} ends by {why}, before its "
-            "first step is complete"
-        )
+        ended = f"{shlex.join(captures.command.words)} at {revision.words} ends by {why}"
+        raise UsageError(f"nothing to compare: {ended}, before its first step is complete")
     return done.run

@@ -99,8 +99,7 @@ class Repository:
         Raises:
             UsageError: there is no such revision.
         """
-        found = self.find(revision)
-        if not found:
+        if not (found := self.find(revision)):
             raise UsageError(f"no revision {revision!r} in {self.root}: name a commit, tag or branch")
         return found
 

@@ -150,8 +150,7 @@ def compare_golden(path: Path, golden: Golden, run: Path, noise: Sequence[Path] 
         difference is as small as rounding and the machines round differently.
     """
     with ExitStack() as stack:
-        kept, new = (stack.enter_context(open_run(each)) for each in (path / STORE, run))
-        others = [stack.enter_context(open_run(other)) for other in noise]
+        kept, new, *others = [stack.enter_context(open_run(each)) for each in (path / STORE, run, *noise)]
         a, b = (new, kept) if others else (kept, new)
         answer = compare_runs(a, b, DiffOptions(rtol=golden.rtol, atol=golden.atol), others)
     return _undecided_if_rounding(replace(answer, b=str(path)) if others else replace(answer, a=str(path)))
@@ -171,10 +170,9 @@ def _undecided_if_rounding(result: DiffResult) -> DiffResult:
     machine = [describe(change) for change in result.settings if rounds_differently(change)]
     if not small or not machine:
         return result
-    sentence = (
-        f"Could not tell: the first difference, at step {first.step}, is as small as rounding, and the golden run is "
-        f"of another machine ({'; '.join(machine[:3])}). Give it a tolerance, or save one here."
-    )
+    why = f"the first difference, at step {first.step}, is as small as rounding"
+    machines = f"the golden run is of another machine ({'; '.join(machine[:3])})"
+    sentence = f"Could not tell: {why}, and {machines}. Give it a tolerance, or save one here."
     unexplained = replace(result, head="", also=(), rests_on=(), explains=(), causes=(), defined_in="")
     return replace(unexplained, verdict=Verdict.UNDECIDED, sentence=sentence)
 

@@ -31,7 +31,7 @@ from introspect_cli.store.run_writer import add_gitignore
 from introspect_cli.sums import hex_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from introspect_cli.rerun.git import Repository, Revision
 
@@ -138,19 +138,16 @@ def survey(root: Path, directory: Path, sources: Collection[Path], before: float
     tops = tuple(top for top in both if not any(top.is_relative_to(other) for other in both if other != top))
     needed = {parent for path in (*sources, root, directory) for parent in (path, *path.parents)}
     tracked = frozenset() if before is None else tracked_files(root)
-    files, empty, count = [], [], 0
+    files, empty, count = list[Path](), list[Path](), 0
     for name, folders, others in itertools.chain.from_iterable(map(os.walk, tops)):
         here, entries = Path(name), {*folders, *others}
         count += len(entries)
         has_packages = bool(entries & {"pyvenv.cfg", "site-packages", "conda-meta"})
         is_whole = has_packages or len(entries) > _MAX_ENTRIES or count > _MAX_ENTRIES_BELOW
-        paths = [here / entry for entry in sorted(entries - _LEFT_OUT) if here / entry != skipped]
-        if is_whole and here not in needed:
-            files.append(here)
-            paths = []
-        else:
-            empty.append(here)
-            paths = [] if {MANIFEST, "rank0"} <= entries else paths  # a run of introspect
+        is_whole = is_whole and here not in needed
+        (files if is_whole else empty).append(here)
+        inside = set() if is_whole or {MANIFEST, "rank0"} <= entries else entries - _LEFT_OUT  # a run of introspect
+        paths = [here / entry for entry in sorted(inside) if here / entry != skipped]
         folders[:] = [path.name for path in paths if path.is_dir() and not path.is_symlink()]
         for path in paths:
             is_old = before is None or path in tracked or path.is_dir() or path.lstat().st_mtime <= before
@@ -159,15 +156,14 @@ def survey(root: Path, directory: Path, sources: Collection[Path], before: float
     return Surroundings(root, directory, tops, tuple(files), tuple(empty))
 
 
-def survey_of_git(user: Repository, directory: Path, scripts: Iterable[Path], skipped: Path) -> Surroundings:
-    """As `survey` of the repository's root, without files that git tracks and untracked code other than `scripts`.
+def survey_of_git(user: Repository, directory: Path, script: Path, skipped: Path) -> Surroundings:
+    """As `survey` of the repository's root, without files that git tracks and untracked code other than `script`.
 
     Ignored files are listed, code included; files of any age.
     """
-    tracked = {user.root / name for name in user.names("ls-files")}
     others = {user.root / name for name in user.names("ls-files", "--others", "--exclude-standard")}
-    code = {path for path in others if path.suffix in CODE_ENDINGS} - {*scripts}
-    return survey(user.root, directory, tracked | code, None, skipped)
+    code = {path for path in others if path.suffix in CODE_ENDINGS} - {script}
+    return survey(user.root, directory, tracked_files(user.root) | code, None, skipped)
 
 
 # --- the place
@@ -218,12 +214,11 @@ def build_place(
             large = _copy({place.rebuilt(path): path for path in around.files if path not in texts})
             for path, data in texts.items():
                 there = place.rebuilt(path)
-                if there.parent.resolve() != there.parent:  # in what is linked, which is the user's
-                    continue
-                if data is None or there.is_symlink():
-                    there.unlink(missing_ok=True)
-                if data is not None:
-                    there.write_bytes(data)
+                if there.parent.resolve() == there.parent:  # else in what is linked, which is the user's
+                    if data is None or there.is_symlink():
+                        there.unlink(missing_ok=True)
+                    if data is not None:
+                        there.write_bytes(data)
             if revision is None:  # by it, a capture finds the root of the project
                 (place.root / ".git").mkdir(exist_ok=True)
             for top in place.tops:
@@ -240,10 +235,9 @@ def keep_out_of_git(directory: Path) -> Path:
     Where there is no such parent, it goes into `directory` itself if that is new, else nowhere.
     """
     directory = directory.resolve()
-    is_new = not directory.exists()
+    new = None if directory.exists() else directory
     directory.mkdir(parents=True, exist_ok=True)
-    runs = next((path for path in directory.parents if path.name == RUNS), directory if is_new else None)
-    if runs is not None:
+    if runs := next((path for path in directory.parents if path.name == RUNS), new):
         add_gitignore(runs)
     return directory
 
@@ -273,15 +267,15 @@ def _copy(files: Mapping[Path, Path]) -> list[Path]:
     exist are skipped.
     """
     total, large = 0, []
-    real = {to: Path(os.path.realpath(path)) for to, path in files.items() if path.exists()}
+    real = {to: Path(os.path.realpath(path)) for to, path in files.items() if path.exists() and not os.path.lexists(to)}
     sizes = {path: path.stat().st_size if path.is_file() else MAX_COPIED_BYTES for path in real.values()}
     for to, path in sorted(real.items(), key=lambda item: sizes[item[1]]):
         total += sizes[path]
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, FileExistsError):
             to.parent.mkdir(parents=True, exist_ok=True)
-            if total < MAX_COPIED_BYTES and not os.path.lexists(to):
+            if total < MAX_COPIED_BYTES:
                 shutil.copy2(path, to)
-            elif not os.path.lexists(to):
+            else:
                 to.symlink_to(path)
                 large.append(path)
     return large

@@ -75,8 +75,7 @@ def recipe_of(run: Run) -> Recipe:
     """
     command = run.settings.document("command")
     script, module, words = command.get("script"), command.get("module"), command.get("arguments")
-    started, directory = [str(script)] if script else ["-m", str(module)], command.get("directory")
-    problems = []
+    started, directory, problems = [str(script)] if script else ["-m", str(module)], command.get("directory"), []
     if not (script or module) or script == "-c" or not isinstance(words, list) or not isinstance(directory, str):
         problems.append("no command line was recorded that could be run again")
     if run.world_size > 1 or run.manifests:
@@ -84,10 +83,9 @@ def recipe_of(run: Run) -> Recipe:
         if isinstance(launcher, dict) and isinstance(launcher.get("arguments"), list):
             started, words, directory = [], launcher["arguments"], launcher.get("directory")
         else:
-            problems.append(
-                f"its {count(run.world_size, 'process', 'processes')} were started by a launcher, whose command line "
-                "was not recorded (`introspect capture torchrun ...` records it)"
-            )
+            processes = f"its {count(run.world_size, 'process', 'processes')} were started by a launcher"
+            remedy = "(`introspect capture torchrun ...` records it)"
+            problems.append(f"{processes}, whose command line was not recorded {remedy}")
     words, directory = [str(word) for word in words or ()], str(directory or ".")
     if any(REDACTED in word for word in words):
         problems.append("its command line holds values that were redacted")
@@ -135,15 +133,11 @@ def _variables(run: Run, moved: Callable[[str], str]) -> tuple[dict[str, str | N
     recorded = run.settings.get("environment")
     if not isinstance(recorded, dict):
         return {}, ["its environment variables were not recorded: the current ones are used"]
-    known = {
-        name: value for name, value in recorded.items() if isinstance(value, str) and not ENV_NOISE.match(str(name))
-    }
-    secret = [name for name, value in known.items() if REDACTED in value and name not in os.environ]
-    changed: dict[str, str | None] = {
-        name: moved(value)
-        for name, value in known.items()
-        if REDACTED not in value and clean(os.environ.get(name, "\0")) != moved(value)
-    }
-    changed |= {name: None for name in os.environ if name not in recorded and not ENV_NOISE.match(name)}
-    notes = [f"{', '.join(secret)} was not recorded, being secret, and is not set now"] if secret else []
-    return changed, notes
+    known = {name: moved(value) for name, value in recorded.items() if isinstance(value, str)}
+    secret = [name for name, value in known.items() if REDACTED in value and not ENV_NOISE.match(name)]
+    now = {name: clean(value) for name, value in os.environ.items()}
+    changed: dict[str, str | None] = {name: value for name, value in known.items() if now.get(name) != value}
+    changed |= dict.fromkeys(now.keys() - recorded.keys())
+    changed = {name: value for name, value in changed.items() if not ENV_NOISE.match(name) and name not in secret}
+    unset = [name for name in secret if name not in now]
+    return changed, [f"{', '.join(unset)} was not recorded, being secret, and is not set now"] if unset else []

@@ -83,13 +83,9 @@ def recorded_files(run: Run, recipe: Recipe, names: Mapping[str, str] | None = N
     for name in opened:
         there = [Path(os.path.realpath(top / Path(name).expanduser())) for top in tops]
         places[name] = next(filter(Path.is_file, there), there[-1])
-    return Recorded(
-        run,
-        tops,
-        frozenset(names.get(name, name) for name in sources),
-        {names.get(name, name): digest for name, digest in (opened | sources).items()},
-        {names.get(name, name): place for name, place in places.items()},
-    )
+    digests = {names.get(name, name): digest for name, digest in (opened | sources).items()}
+    places = {names.get(name, name): place for name, place in places.items()}
+    return Recorded(run, tops, frozenset(names.get(name, name) for name in sources), digests, places)
 
 
 def project_root(recipe: Recipe) -> Path:

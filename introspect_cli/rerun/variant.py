@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -64,11 +65,7 @@ def log_of(run: Path) -> Path:
 
 
 def capture(
-    run: Path,
-    place: Place,
-    words: Iterable[str],
-    environment: Mapping[str, str | None] | None = None,
-    python: str = "",
+    run: Path, place: Place, words: Iterable[str], environment: Mapping[str, str | None] | None = None, python: str = ""
 ) -> Rerun:
     """Capture a script at a place, in a process of its own, and wait for its end, without limit.
 
@@ -89,11 +86,10 @@ def capture(
         StoreError: the log cannot be written, or the interpreter not started.
         UsageError: it read a file of the user's that was laid in the place.
     """
-    words = list(words)
     changed: dict[str, str | None] = {**os.environ, **(environment or {}), "PYTHONDONTWRITEBYTECODE": "1"}
     if place.tops:  # another repository than the one that git was told of
         changed |= {name: None for name in changed if name.startswith("GIT_")}
-    changed |= {"PYTHONPATH": place.paths} if place.paths else {}
+    changed["PYTHONPATH"] = place.paths or changed.get("PYTHONPATH")
     variables = {name: value for name, value in changed.items() if value is not None}
     command = [python or sys.executable, "-m", "introspect_cli", "capture", "-q", "--force", "-o", str(run), *words]
     try:
@@ -229,22 +225,19 @@ def check_read(done: Rerun, place: Place) -> None:
         users = {digest_of(path) for path in laid}
         if digest in users - here:
             shutil.rmtree(done.run, ignore_errors=True)
-            raise UsageError(
-                f"{name} was read as it lies in your project, and not as it was put into {place.root}: python found "
-                "it by an absolute path, or where it is installed"
-            )
+            wrong = f"{name} was read as it lies in your project, and not as it was put into {place.root}"
+            raise UsageError(f"{wrong}: python found it by an absolute path, or where it is installed")
 
 
 def digest_of(path: Path) -> str:
     """The source digest of a file; "" where it cannot be read."""
-    try:
+    with suppress(OSError):
         return hex_digest(path.read_bytes())
-    except OSError:
-        return ""
+    return ""
 
 
 def opened_files(run: Run) -> dict[str, str]:
     """Digest by name of the files that a script opened; those without a digest of all of it are left out."""
-    files = run.settings.document("files")
-    named = {str(name): about for name, about in files.items() if isinstance(about, dict) and not about.get("sampled")}
-    return {name: about["digest"] for name, about in named.items() if isinstance(about.get("digest"), str)}
+    files = [(str(name), about) for name, about in run.settings.document("files").items() if isinstance(about, dict)]
+    digests = {name: about.get("digest") for name, about in files if not about.get("sampled")}
+    return {name: digest for name, digest in digests.items() if isinstance(digest, str)}

@@ -28,7 +28,7 @@ from introspect_cli.store.files import RUNS
 from introspect_cli.store.run import Run, open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 FURTHEST_BACK = 64
 """Steps before the divergence that are recorded again at most, where the stores have none in between."""
@@ -103,11 +103,10 @@ def zoom(
             return Zoomed(before)
         directory = keep_out_of_git(output or Path(RUNS) / f"zoom-{a.name}-{b.name}")
         everything = replace(options, steps=None, kinds=frozenset(), modules=(), limit=None, want_map=False)
-        recipes = [recipe_of(run) for run in (one, two)]
-        problems = [(name, recipe.problem) for name, recipe in zip("ab", recipes, strict=True) if recipe.problem]
-        why = (f"Run {name} cannot be run again: {problem}." for name, problem in problems)
+        recipes = {"a": recipe_of(one), "b": recipe_of(two)}
+        why = [f"Run {name} cannot be run again: {each.problem}." for name, each in recipes.items() if each.problem]
         zoomed = Zoomed(before, tuple(Side(None, sentence, repeats=False) for sentence in why))
-        if not problems:
+        if not why:
             zoomed = _Rerun((one, two), recipes, before, everything, directory, links, tell).look_at(before.first)
         return replace(zoomed, closeups=zoomed.closeups or (closeup(one, two, before.first),))
 
@@ -117,7 +116,7 @@ class _Rerun(NamedTuple):
 
     Attributes:
         runs: both, as they were recorded.
-        recipes: how each is run again.
+        recipes: how each, `a` and `b`, is run again.
         before: their comparison.
         options: what counts in the comparison of the new captures.
         directory: where these are kept.
@@ -126,7 +125,7 @@ class _Rerun(NamedTuple):
     """
 
     runs: tuple[Run, Run]
-    recipes: Sequence[Recipe]
+    recipes: Mapping[str, Recipe]
     before: DiffResult
     options: DiffOptions
     directory: Path
@@ -169,19 +168,17 @@ class _Rerun(NamedTuple):
             what was seen; without closeups, and without `after`, where a run does not repeat; without closeups where
             both agree now.
         """
-        pairs = zip("ab", self.runs, self.recipes, steps, strict=True)
-        sides = tuple(self._capture_side(name, run, recipe, numbers, globs) for name, run, recipe, numbers in pairs)
-        zoomed = Zoomed(self.before, sides)
+        pairs = zip(self.recipes, self.runs, steps, strict=True)
+        sides = tuple(self._capture_side(name, run, numbers, globs) for name, run, numbers in pairs)
         if not all(side.repeats for side in sides):
-            return zoomed
+            return Zoomed(self.before, sides)
         with open_run(sides[0].run or "") as one, open_run(sides[1].run or "") as two:
             after = compare_runs(one, two, self.options)
-            if after.first is None:
-                return replace(zoomed, after=after)
-            closeups = tuple(closeup(one, two, divergence) for divergence in worth_a_look(after, first))
-        return replace(zoomed, after=replace(after, divergences=()), closeups=closeups)
+            near = worth_a_look(after, first) if after.first is not None else ()
+            closeups = tuple(closeup(one, two, divergence) for divergence in near)
+        return Zoomed(self.before, sides, replace(after, divergences=()), closeups)
 
-    def _capture_side(self, name: str, run: Run, recipe: Recipe, steps: tuple[int, ...], globs: Sequence[str]) -> Side:
+    def _capture_side(self, name: str, run: Run, steps: tuple[int, ...], globs: Sequence[str]) -> Side:
         """Capture a run again, at operator level, into `directory / name`, and compare it with its store.
 
         One without a step has no `run`; one that does not repeat what was recorded has. The note says why.
@@ -189,11 +186,10 @@ class _Rerun(NamedTuple):
         Args:
             name: `a` or `b`.
             run: as it was recorded.
-            recipe: how it is run again.
             steps: which are recorded, with operators; it ends after the last.
             globs: of the modules and tensors that are stored whole.
         """
-        path = self.directory / name
+        path, recipe = self.directory / name, self.recipes[name]
         with place_for(run, recipe, self.directory / f"{name}-tree", self.links) as (place, where):
             self.tell(f"running {name} again {where}: {shlex.join(recipe.words_at(place))}, in {place.directory}")
             when = ["--steps", ",".join(map(str, steps)), "--until-step", str(steps[-1])]
@@ -203,13 +199,10 @@ class _Rerun(NamedTuple):
         note = "; ".join([f"Run {name} was run again {where}", *recipe.notes])
         if not new.steps:
             why = f"it ended with exit code {new.exit_code} and recorded no step: {new.last_lines}"
-            why += f" ({NEWER})" if place.tops else ""
-            return Side(None, f"{note}, but {why}", repeats=False)
-        difference = _why_not_repeated(run, path, steps)
-        if difference:
+            return Side(None, f"{note}, but {why}{f' ({NEWER})' if place.tops else ''}", repeats=False)
+        if difference := _why_not_repeated(run, path, steps):
             ended = f" (it ended with exit code {new.exit_code})" if new.exit_code else ""
-            note = f"{note}, but does not repeat what was recorded{ended}. {difference}"
-            return Side(path, note, repeats=False)
+            return Side(path, f"{note}, but does not repeat what was recorded{ended}. {difference}", repeats=False)
         return Side(path, f"{note}, and repeats what was recorded.", repeats=True)
 
 
@@ -278,11 +271,9 @@ def globs_around(run: Run, first: Divergence) -> tuple[str, ...]:
     `=name` stands for that name alone, a plain name for all inside it, too. Of a root module, only the module itself
     and not all inside it. Where no batch was recorded, what outermost modules are given is stored in their place.
     """
-    name = first.site.fqn
-    inside = name if "." in name else f"={name}"
-    globs = [inside, *([f"={name.rpartition('.')[0]}"] if "." in name else [])]
-    reader = run.rank(first.rank)
-    every = list(zip(reader.sites.kind, reader.sites.fqn, strict=True))
+    name, sites = first.site.fqn, run.rank(first.rank).sites
+    globs = [name, f"={name.rpartition('.')[0]}"] if "." in name else [f"={name}"]
+    every = list(zip(sites.kind, sites.fqn, strict=True))
     batches = {name for kind, name in every if kind == Kind.BATCH.value}
     batches = batches or {name for kind, name in every if kind == Kind.INPUT.value and "." not in name}
     return tuple(dict.fromkeys([*globs, *(f"={name}" for name in sorted(batches))]))

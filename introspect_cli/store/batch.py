@@ -153,11 +153,10 @@ class StepBatch:
         kept = [column for column in schema if column.name in STATISTICS]
         counts = {column.name: columns[column.name] for column in kept if column.type == "<i8"}
         floats = {column.name: columns[column.name] for column in kept if column.type != "<i8"}
-        if not _are_possible(floats):
+        with np.errstate(invalid="ignore"):  # a stranger's NaN may be one that signals
             floats = {name: _possible(name, each) for name, each in floats.items()}
         sketch = columns.get(SKETCH.name)
-        if sketch is not None and np.isinf(sketch).any():
-            sketch = np.where(np.isinf(sketch), np.float32(np.nan), sketch)
+        sketch = None if sketch is None else _possible(SKETCH.name, sketch)
         same: dict[str, Any] = {name: columns.get(name) for name in _PLAIN if name not in ("sketch", "how")}
         how = columns.get("joined")
         return cls(**same, counts=counts, floats=floats, sketch=sketch, how=how, text=text, given=given)
@@ -173,8 +172,8 @@ class StepBatch:
         columns["joined"] = self.how
         if self.calls is None:
             columns["calls"] = np.ones(rows, np.int64)
-        every = {column.name: (column, columns.get(column.name)) for column in schema}
-        return {name: absent_column(column, rows) if data is None else data for name, (column, data) in every.items()}
+        every = [(column, columns.get(column.name)) for column in schema]
+        return {column.name: absent_column(column, rows) if data is None else data for column, data in every}
 
 
 def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array | None = None) -> StepBatch:
@@ -238,22 +237,12 @@ def prepend_rows(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], si
 _NOT_NEGATIVE = frozenset({"absmin", "amean", "var", "kurt"})
 
 
-def _are_possible(floats: Mapping[str, Array]) -> bool:
-    """Whether no column has an infinite value, nor one of `_NOT_NEGATIVE` a negative one; checks all at once."""
-    if not floats:
-        return True
-    bounded = [column for name, column in floats.items() if name in _NOT_NEGATIVE]
-    with np.errstate(invalid="ignore"):  # a stranger's NaN may be one that signals
-        every = np.concatenate([*bounded, *(column for name, column in floats.items() if name not in _NOT_NEGATIVE)])
-    return not np.isinf(every).any() and not (every[: sum(map(len, bounded))] < 0).any()
-
-
 def _possible(name: str, column: Array) -> Array:
     """The column with infinite values, and negative ones of `_NOT_NEGATIVE`, replaced by NaN."""
     wrong = np.isinf(column)
     if name in _NOT_NEGATIVE:
         wrong |= column < 0
-    return np.where(wrong, column.dtype.type(np.nan), column)
+    return np.where(wrong, column.dtype.type(np.nan), column) if wrong.any() else column
 
 
 _MOST_ELEMENTS = (1 << 63) - 1

@@ -190,11 +190,7 @@ def parse_columns(description: bytes, path: str) -> Schema:
 
 
 def record_columns(
-    *,
-    stats: bool = True,
-    sketch: bool = True,
-    sorted_stats: tuple[str, ...] = (),
-    whole: bool = False,
+    *, stats: bool = True, sketch: bool = True, sorted_stats: tuple[str, ...] = (), whole: bool = False
 ) -> Schema:
     """The schema of records.
 
@@ -209,9 +205,4 @@ def record_columns(
         for name, statistic in STATISTICS.items()
         if (name in sorted_stats if statistic.on_request else stats)
     ]
-    return (
-        *RECORD_COLUMNS,
-        *kept,
-        *([SKETCH] if sketch else []),
-        *(WHOLE_COLUMNS if whole else ()),
-    )
+    return (*RECORD_COLUMNS, *kept, *([SKETCH] if sketch else []), *(WHOLE_COLUMNS if whole else ()))

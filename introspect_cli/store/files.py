@@ -41,18 +41,13 @@ _ATTEMPTS = 5
 _PAUSE = 0.01  # seconds; a reader that asks holds the lock for microseconds
 
 
-def status_of(fd: int) -> os.stat_result | None:
-    """`os.fstat` of a descriptor; None where it is not open."""
-    try:
-        return os.fstat(fd)
-    except OSError:
-        return None
-
-
 def _identity(fd: int) -> tuple[int, int] | None:
     """(device, inode) of the file behind a descriptor; None where it is not open."""
-    status = status_of(fd)
-    return None if status is None else (status.st_dev, status.st_ino)
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _move_high(fd: int) -> int:
@@ -168,12 +163,7 @@ class Handle(Descriptor, Source):
 
         It is found out by taking a shared lock for a moment.
         """
-        try:
-            fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            fcntl.flock(self.fd, fcntl.LOCK_UN)
-        except OSError as error:
-            return isinstance(error, BlockingIOError)
-        return False
+        return not (_lock(self.fd, fcntl.LOCK_SH) and _lock(self.fd, fcntl.LOCK_UN))
 
     def size(self) -> int:
         """Bytes in the file now."""
@@ -194,16 +184,16 @@ def take_lock(fd: int) -> bool:
     True, without a lock, where the file system has none.
     """
     for _ in range(_ATTEMPTS):
-        if _try_lock(fd):
+        if _lock(fd, fcntl.LOCK_EX):
             return True
         time.sleep(_PAUSE)
-    return _try_lock(fd)
+    return _lock(fd, fcntl.LOCK_EX)
 
 
-def _try_lock(fd: int) -> bool:
-    """Take the lock at once; False where another process has it, True also where the file system has no locks."""
+def _lock(fd: int, how: int) -> bool:
+    """Take or release a lock at once; False where another process has one, True where the file system has none."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
     except OSError as error:
         return not isinstance(error, BlockingIOError)
     return True
@@ -253,7 +243,6 @@ LONGEST_LABEL = 200
 Pieces = list[bytes | memoryview]
 """Bytes that are written one after the other."""
 
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
 _MOST_PIECES = 1000
 """How many pieces one call of `pwritev` is given."""
@@ -274,46 +263,27 @@ class DamageError(StoreError):
         super().__init__(f"{path} is damaged: {what}; `introspect verify` on the run says what is still sound")
 
 
-class Appended(Handle):
-    """A file of the store that is only appended to, locked until it is closed.
-
-    Attributes:
-        length: bytes written.
-    """
+class Appended(Descriptor):
+    """A file of the store that is only appended to, locked until it is closed."""
 
     def __init__(self, folder: Folder, name: str) -> None:
         """Create the file `name` in `folder` now, and lock it; FileExistsError where it is there."""
         super().__init__(folder.create(name), f"{folder.path}/{name}")
-        self.length = 0
         take_lock(self.fd)
 
-    def append(self, *pieces: bytes | memoryview) -> None:
-        """Write all of `pieces` at byte `length`, wherever the descriptor stands, and move `length` to their end.
-
-        An error (OSError, StoreError as `reopen_if_closed`) leaves `length`; what was written by then is written over.
-        """
-        self.reopen_if_closed()
-        self.length = write_all(self.fd, pieces, self.length)
-
-    def reopen_if_closed(self) -> None:
-        """Open the file again, and lock it again, where the script closed its descriptor.
+    def reopen_if_closed(self) -> int:
+        """The descriptor; the file is opened and locked again first where the script closed it.
 
         Raises:
             StoreError: the file was removed, and its descriptor is open.
             FileNotFoundError: nothing or another file is at its path now, and its descriptor was closed.
         """
-        status = status_of(self.fd)
-        if status is None or (status.st_dev, status.st_ino) != self._file:
+        if not self.is_ours():
             self.open_again(os.O_WRONLY)
             take_lock(self.fd)
-        elif status.st_nlink == 0:
+        elif os.fstat(self.fd).st_nlink == 0:
             raise StoreError("its files were removed")
-
-    def shorten(self, length: int) -> None:
-        """Truncate the file, reopened if need be, to `length` bytes, where the next `append` begins."""
-        self.reopen_if_closed()
-        os.ftruncate(self.fd, length)
-        self.length = length
+        return self.fd
 
 
 class Directory(Closing, ABC):
@@ -403,13 +373,7 @@ class Folder(Descriptor, Directory):
 
     def folder(self, name: str) -> Folder:
         """The directory `name` inside this one."""
-        try:
-            fd = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.fd)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise unreadable(f"{self.path}/{name}", error) from None
-        return Folder(fd, f"{self.path}/{name}")
+        return Folder(self._open(name, _DIRECTORY), f"{self.path}/{name}")
 
     def file(self, name: str) -> Handle:
         """The regular file `name` inside this directory, opened for reading; links are not followed.
@@ -418,17 +382,20 @@ class Folder(Descriptor, Directory):
             FileNotFoundError: there is none.
             StoreError: it is no regular file, or cannot be read.
         """
-        path = f"{self.path}/{name}"
+        handle = Handle(self._open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), f"{self.path}/{name}")
+        if not stat.S_ISREG(os.fstat(handle.fd).st_mode):
+            handle.close()
+            raise DamageError(handle.path, "it is not a regular file")
+        return handle
+
+    def _open(self, name: str, flags: int) -> int:
+        """A descriptor of `name` inside this directory, which must not be a link; errors are those of `file`."""
         try:
-            handle = Handle(os.open(name, _READ, dir_fd=self.fd), path)
+            return os.open(name, flags | os.O_NOFOLLOW, dir_fd=self.fd)
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise unreadable(path, error) from None
-        if not stat.S_ISREG(os.fstat(handle.fd).st_mode):
-            handle.close()
-            raise DamageError(path, "it is not a regular file")
-        return handle
+            raise unreadable(f"{self.path}/{name}", error) from None
 
     def names(self) -> list[str]:
         """Names of all entries of the directory, sorted."""
@@ -436,11 +403,9 @@ class Folder(Descriptor, Directory):
 
     def __contains__(self, name: str) -> bool:
         """Whether anything is at `name`, a link that leads nowhere included."""
-        try:
-            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return True
+        with suppress(FileNotFoundError):
+            return bool(os.stat(name, dir_fd=self.fd, follow_symlinks=False))
+        return False
 
     def make_folder(self, name: str) -> Folder:
         """Open the directory `name` inside this one; create it, for its owner alone, where it does not exist."""
@@ -480,20 +445,17 @@ class Folder(Descriptor, Directory):
         return written
 
 
-def check_size(size: int) -> None:
-    """Raise OSError(EFBIG) where `size` is over the process's file size limit (RLIMIT_FSIZE).
-
-    The write itself would also send SIGXFSZ, which a script may handle or be ended by.
-    """
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if limit != resource.RLIM_INFINITY and size > limit:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-
-
 def write_all(fd: int, pieces: Sequence[bytes | memoryview], at: int = 0) -> int:
-    """Write all of `pieces` from byte `at` on; returns the byte after them. Raises as `check_size` does."""
+    """Write all of `pieces` from byte `at` on; returns the byte after them.
+
+    Raises:
+        OSError: EFBIG where that is over the process's file size limit (RLIMIT_FSIZE): the write itself would also send
+            SIGXFSZ, which a script may handle or be ended by.
+    """
     rest = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
-    check_size(at + sum(map(len, rest)))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit != resource.RLIM_INFINITY and at + sum(map(len, rest)) > limit:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     while rest:
         written = os.pwritev(fd, rest[:_MOST_PIECES], at)
         at += written

@@ -23,7 +23,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files import FORMAT, LOG, Appended, Descriptor, Folder
+from introspect_cli.store.files import FORMAT, LOG, Appended, Descriptor, Folder, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,7 +48,6 @@ FIRST_CHAIN = bytes(16)
 LIMIT_FRAMES = 4 << 20
 """Frames of a log: as many steps, or half as many where each has labels."""
 
-_NO_DIGEST = bytes(16)
 _ROOM = 64 << 10
 """Bytes for the documents that say how a run ended."""
 _PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of Linux
@@ -72,8 +71,7 @@ class Frame(NamedTuple):
     body: Pieces
     rows: int = 0
     step: int = 0
-    digest: bytes = _NO_DIGEST
-    crc: int | None = None
+    digest: bytes = bytes(16)
 
 
 class Written(NamedTuple):
@@ -99,10 +97,9 @@ class Written(NamedTuple):
 
     def after(self, frame: Frame) -> tuple[Written, Pieces]:
         """The state after appending a frame, and the frame's bytes."""
-        filling = b" " * (-sum(map(len, frame.body)) % 8)
-        body = [*frame.body, *([filling] if filling else [])]
+        body = [*frame.body, b" " * (-sum(map(len, frame.body)) % 8)]
         length = sum(map(len, body))
-        crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), body, 0) if frame.crc is None else frame.crc
+        crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), body, 0)
         step, chain, rows, names = self.step, self.chain, self.rows, self.names
         if frame.kind == STEP:
             step, chain, rows = frame.step, chained(chain, frame.step, frame.digest), rows + frame.rows
@@ -149,7 +146,7 @@ class LogWriter:
         self._room = _reserved(folder)
         self.written = Written(len(start), zlib.crc32(start[:-4]))
         try:
-            self._file.append(start)
+            write_all(self._file.fd, [start])
         except BaseException:
             self.close()
             raise
@@ -172,7 +169,7 @@ class LogWriter:
                 raise StoreError(f"more steps than a store holds ({LIMIT_FRAMES:,} frames)")
             self._torn = True
             try:
-                self._file.append(*pieces)
+                write_all(self._file.reopen_if_closed(), pieces, self.written.length)
             except OSError:  # where the disk is full, how it ended shall find room
                 self._room.close()
                 raise
@@ -218,7 +215,7 @@ class LogWriter:
         """
         with self._locked():  # what another thread is writing is not counted yet, nor is it torn
             if self._torn:
-                self._file.shorten(self.written.length)
+                os.ftruncate(self._file.reopen_if_closed(), self.written.length)
                 self._torn = False
 
     def _locked(self) -> threading.RLock:

@@ -50,8 +50,6 @@ from introspect_cli.sums import mix
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from introspect_cli.store.files import Source
 
 
@@ -319,10 +317,8 @@ class Frames:
             raise DamageError(self.path, "its steps do not rise")
         gone = np.isin(steps, np.frombuffer(b"".join(map(self.body, self.numbers_of(DROP))), "<i8"))
         lost, rows = steps[gone], rows[~gone]
-        heads = self.heads[rows]
         out = np.zeros(len(rows), ENTRY)
-        for name in HEADS.names or ():
-            out[name] = heads[name]
+        out[_FIELDS] = self.heads[rows]
         out["offset"] = self.begins[rows] + HEAD.size
         for name, kind in (("n_sites", SITES), ("n_layouts", LAYOUTS)):
             counts = np.where(self.heads["kind"] == kind, self.heads["rows"], 0)
@@ -334,13 +330,7 @@ class Frames:
             chain = chained(chain, int(entry["step"]), entry["digest"].tobytes())
             entry["chain"] = np.void(chain)
         several = f"{len(lost):,} steps between {lost[0]} and {lost[-1]}"
-        told = several if len(lost) > 1 else f"step {lost[0]}"
-        return out, (f"{told} (recorded, then dropped by --steps)",)
-
-    def bodies_of(self, kind: bytes) -> Iterator[tuple[int, bytes]]:
-        """(step, body) of each frame of `kind` after the last BACK frame; each body is read and checked in turn."""
-        for number in self.numbers_of(kind):
-            yield int(self.heads["step"][number]), self.body(number)
+        return out, (f"{several if len(lost) > 1 else f'step {lost[0]}'} (recorded, then dropped by --steps)",)
 
     def check_chain(self) -> None:
         """Compute the chain of step digests again, anew after each BACK frame, and compare it with each head.
@@ -402,6 +392,4 @@ def step_digest(keys: Words, checksums: Words, statuses: NDArray[Any], setting: 
     again = mix(np.add(mixed, _SECOND, out=seen))
     if setting.any():
         mixed, again = mixed[~setting], again[~setting]
-    low = int(mixed.sum(dtype=np.uint64))
-    high = int(again.sum(dtype=np.uint64))
-    return struct.pack("<QQ", low, high)
+    return np.array([mixed.sum(dtype=np.uint64), again.sum(dtype=np.uint64)], "<u8").tobytes()

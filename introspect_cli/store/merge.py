@@ -19,7 +19,6 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files import reason
-from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.run import RunState, open_run
 from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.store.tasks import as_one, combined_elsewhere
@@ -55,29 +54,13 @@ def whole_or_nothing(out: Path) -> Iterator[Path]:
         raise StoreError(f"cannot write {out}: {reason(error)}; choose another place with -o") from None
 
 
-_OF_RANKS = (
-    "id",
-    "format",
-    "launch",
-    "world_size",
-    "rank",
-    "local_rank",
-    "host",
-    "pipeline",
-    "groups",
-    "meshes",
-    "left_out",
+_OF_RANKS = frozenset(
+    {"id", "format", "launch", "world_size", "rank", "local_rank", "host", "pipeline", "groups", "meshes", "left_out"}
 )
 """What a manifest says of ranks, which a run of wholes has none of."""
 
 
-def merge(
-    source: str | Path,
-    out: Path,
-    work: Work,
-    *,
-    texts: bool = True,
-) -> int:
+def merge(source: str | Path, out: Path, work: Work, *, texts: bool = True) -> int:
     """Write a run of one rank that holds the combined records of all ranks of `source`.
 
     Args:
@@ -95,7 +78,6 @@ def merge(
     """
     if out.exists():
         raise StoreError(f"{out} exists: choose another directory with -o")
-    place = from_anywhere(source)
     with open_run(source) as run:
         if run.combined_ranks:
             raise StoreError(f"{source} is put together already, of {count(run.combined_ranks, 'rank')}")
@@ -104,18 +86,17 @@ def merge(
         if run.state is RunState.RUNNING:
             raise StoreError(f"{source} is still being written: wait for its end, then merge")
         with whole_or_nothing(out) as fresh, StoreWriter.create(fresh) as store:
-            steps = _write_combined(run, place, store, work, texts=texts)
+            steps = _write_combined(run, store, work, texts=texts)
     return steps
 
 
-def _write_combined(run: Run, place: str, store: StoreWriter, work: Work, *, texts: bool) -> int:
+def _write_combined(run: Run, store: StoreWriter, work: Work, *, texts: bool) -> int:
     """Combine and write the steps that all ranks have, names, settings, sources and manifest.
 
     Returns the number of steps.
 
     Args:
         run: the opened source.
-        place: its address, as workers find it.
         store: the run to be written.
         work: runs tasks.
         texts: whether the text of source files goes with it.
@@ -123,15 +104,12 @@ def _write_combined(run: Run, place: str, store: StoreWriter, work: Work, *, tex
     reader = as_one(run)
     assert isinstance(reader, WholeReader)  # of several ranks
     steps = reader.common_steps.tolist()
-    done = combined_elsewhere(reader, place, work)
+    done = combined_elsewhere(reader, run.address, work)
     some = next(done, None)
-    writer = store.rank(
-        0,
-        stats=some is not None and bool(some.counts),
-        sketch=some is not None and some.sketch is not None,
-        sorted_stats=() if some is None else tuple(some.floats),
-        whole=True,
-    )
+    kept: dict[str, Any] = {}
+    if some is not None:
+        kept = {"stats": bool(some.counts), "sketch": some.sketch is not None, "sorted_stats": tuple(some.floats)}
+    writer = store.rank(0, **kept, whole=True)
     for site, info in reader.sites:
         writer.site(site, info)
     writer.modules(reader.module_rows)

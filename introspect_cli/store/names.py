@@ -147,10 +147,9 @@ def modules_of(columns: Names) -> list[ModuleInfo]:
     Raises:
         ValueError, TypeError, OverflowError: a column has something else than belongs there.
     """
-    plain: dict[str, list[Any]] = {
-        name: _cleaned(columns[name]) for name in ("fqn", "module_class", "source", "variable")
-    }
-    plain |= {name: [tuple(_cleaned(row)) for row in columns[name]] for name in ("parameters", "buffers", "aliases")}
+    texts, lists = ("fqn", "module_class", "source", "variable"), ("parameters", "buffers", "aliases")
+    plain: dict[str, list[Any]] = {name: _cleaned(columns[name]) for name in texts}
+    plain |= {name: [tuple(_cleaned(row)) for row in columns[name]] for name in lists}
     attributes = [[_cleaned([name, value]) for name, value in row] for row in columns["attributes"]]
     plain |= {"attributes": [tuple(map(tuple, row)) for row in attributes]}
     plain |= {"step": np.fromiter(columns["step"], np.int64, len(columns["step"])).tolist()}

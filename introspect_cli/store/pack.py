@@ -18,16 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import NoRunError, StoreError
-from introspect_cli.store.files import (
-    GOLDEN_RUN,
-    MANIFEST,
-    NAMES,
-    SOURCES,
-    Directory,
-    Folder,
-    outside_cause,
-    reason,
-)
+from introspect_cli.store.files import GOLDEN_RUN, MANIFEST, NAMES, SOURCES, Directory, Folder, outside_cause, reason
 from introspect_cli.store.remote import (
     NothingThereError,
     RemoteFolder,
@@ -141,15 +132,10 @@ def pack(run: Path, out: Path, *, sources: bool = True) -> int:
 
 def files_of(run: Path, *, sources: bool = True) -> Iterator[tuple[str, Path]]:
     """(name, path) of each file of a run, the manifest first, then by name; without links and foreign files."""
-    files = {}
-    for folder, _, names in os.walk(run):
-        for name in names:
-            path = Path(folder) / name
-            relative = path.relative_to(run).as_posix()
-            wanted = sources or path.parent.name != SOURCES
-            if wanted and not path.is_symlink() and NAMES.fullmatch(relative):
-                files[relative] = path
-    yield from sorted(files.items(), key=lambda item: (item[0] != MANIFEST, item[0]))
+    files = {path.relative_to(run).as_posix(): path for path in run.rglob("*") if path.is_file()}
+    for name in sorted(filter(NAMES.fullmatch, files), key=lambda name: (name != MANIFEST, name)):
+        if not files[name].is_symlink() and (sources or files[name].parent.name != SOURCES):
+            yield name, files[name]
 
 
 def is_pack(path: str | Path) -> bool:
@@ -243,6 +229,6 @@ def fetch_pack(url: str) -> Unpacked:
         raise
     except Exception as error:
         failed = failure("fetch", url, error)
-        raise (
-            NoRunError(f"there is no run at {url}: check the URL") if isinstance(failed, NothingThereError) else failed
-        ) from None
+        if isinstance(failed, NothingThereError):
+            failed = NoRunError(f"there is no run at {url}: check the URL")
+        raise failed from None

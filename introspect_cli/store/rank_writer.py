@@ -11,9 +11,8 @@ plain write; what is torn off at the end does not exist. The first failure ends 
 from __future__ import annotations
 
 import threading
-import zlib
 from contextlib import suppress
-from functools import partial, reduce
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -28,9 +27,7 @@ from introspect_cli.store.frames import (
     BACK,
     COLUMNS,
     LABELS,
-    LAYOUTS,
     NAMED,
-    SITES,
     STEP,
     Frame,
 )
@@ -82,11 +79,6 @@ class Interner(Generic[Row]):
                 self._waiting[number] = row  # before its number: one without the other is never read
                 self.numbers[key] = number
             return number
-
-    @property
-    def has_unwritten(self) -> bool:
-        """Whether any row may still have to be written."""
-        return bool(self._waiting)
 
     def rest(self, written: int) -> tuple[bytes, int]:
         """The encoded rows from number `written` on, and how many there are; rows below `written` are let go for good.
@@ -140,9 +132,6 @@ class RankWriter:
         self._sites: Interner[tuple[Site, SiteInfo]] = Interner(self._site_columns)
         self._layouts: Interner[Layout] = Interner(partial(columns_of, names=LAYOUT))
         self._modules: Interner[ModuleInfo] = Interner(partial(columns_of, names=MODULE))
-        self._interners: dict[bytes, Interner[Any]] = dict(
-            zip(NAMED, (self._sites, self._layouts, self._modules), strict=True)
-        )
         self._schema = schema
         try:
             log.commit([Frame(COLUMNS, [described(schema)])])
@@ -215,12 +204,10 @@ class RankWriter:
         """
         self._log.undo_uncounted()
         frames = self._take_names()
-        rows = dict(zip(NAMED, self._log.written.names, strict=True))
-        for frame in frames:
-            rows[frame.kind] += frame.rows
         message = batch if isinstance(batch, Message) else self._filled(batch)
         columns = message.columns
-        if message.largest("site") >= rows[SITES] or message.largest("layout") >= rows[LAYOUTS]:
+        sites, layouts = len(self._sites.numbers), len(self._layouts.numbers)
+        if message.largest("site") >= sites or message.largest("layout") >= layouts:
             raise ValueError("a record names a site or a layout that was never given a number")
         data = message.pieces()
         size = sum(map(len, data))
@@ -230,8 +217,7 @@ class RankWriter:
         digest = step_digest(self._keys[site], columns["checksum"], columns["status"], self._setting[site])
         if labels:
             frames.append(Frame(LABELS, [encode_labels(labels)], step=step))
-        crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), data, 0)
-        end = self._log.commit([*frames, Frame(STEP, data, message.rows, step, digest, crc)])
+        end = self._log.commit([*frames, Frame(STEP, data, message.rows, step, digest)])
         if expires:
             self._expiring[step] = end - size, size
         self.digest = digest
@@ -272,9 +258,9 @@ class RankWriter:
 
         They count as written once the frames do.
         """
-        written = dict(zip(NAMED, self._log.written.names, strict=True))
-        unwritten = {kind: each for kind, each in self._interners.items() if each.has_unwritten}
-        taken = ((kind, *each.rest(written[kind])) for kind, each in unwritten.items())
+        interners: tuple[Interner[Any], ...] = self._sites, self._layouts, self._modules
+        every = zip(NAMED, interners, self._log.written.names, strict=True)
+        taken = ((kind, *each.rest(written)) for kind, each, written in every)
         return [Frame(kind, [data], rows, 0, content_digest(data)) for kind, data, rows in taken if rows]
 
     def _filled(self, batch: StepBatch) -> Message:

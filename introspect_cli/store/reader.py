@@ -23,14 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import (
-    Joined,
-    Layout,
-    ModuleInfo,
-    Record,
-    Status,
-    Summary,
-)
+from introspect_cli.records import Joined, Layout, ModuleInfo, Record, Status, Summary
 from introspect_cli.store.batch import StepBatch, decode_lines, record_stats
 from introspect_cli.store.columns import LIMIT_NAMES, decode_rows
 from introspect_cli.store.documents import decode_labels
@@ -44,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from introspect_cli.labels import Labels
-    from introspect_cli.store.files import Source
     from introspect_cli.store.log import Entries
     from introspect_cli.store.remote import Range
 
@@ -132,9 +124,7 @@ class Reader(ABC):
 
     def entry(self, row: int) -> StepEntry:
         """The `row`-th step's entry."""
-        entry = self.entries[row]
-        step, offset, length, rows = (int(entry[name]) for name in ("step", "offset", "length", "rows"))
-        return StepEntry(step, offset, length, rows, entry["digest"].tobytes(), entry["chain"].tobytes())
+        return StepEntry(*self.entries[[*StepEntry._fields]][row].item())
 
     @property
     def last_step(self) -> int | None:
@@ -147,18 +137,14 @@ class Reader(ABC):
         Raises:
             KeyError: it was not recorded.
         """
-        row = int(np.searchsorted(self.entries["step"], step))
-        if row == len(self.entries) or self.entries["step"][row] != step:
+        if step not in self:
             raise KeyError(step)
-        return row
+        return int(np.searchsorted(self.entries["step"], step))
 
     def __contains__(self, step: int) -> bool:
         """Whether the step with this number was recorded."""
-        try:
-            self.row_of(step)
-        except KeyError:
-            return False
-        return True
+        row = np.searchsorted(self.entries["step"], step)
+        return step in self.entries["step"][row : row + 1]
 
     def record(self, batch: StepBatch, row: int, step: int) -> Record:
         """One row as a record, with derived statistics filled in; the sketch is () where none was computed."""
@@ -183,11 +169,7 @@ class Reader(ABC):
 # --- name tables
 
 
-TABLES = {
-    SITES: (SITE + INFO, SiteTable),
-    LAYOUTS: (LAYOUT, layouts_of),
-    MODULES: (MODULE, modules_of),
-}
+TABLES = {SITES: (SITE + INFO, SiteTable), LAYOUTS: (LAYOUT, layouts_of), MODULES: (MODULE, modules_of)}
 """Columns of each table, and what makes it of them."""
 
 
@@ -313,21 +295,16 @@ class RankReader(Reader):
         with self._run.rank(self.rank) as folder:
             return folder.read_file(name, limit)
 
-    def _log(self) -> Source:
-        """The log; opened again first where it was closed so that another rank's could be opened."""
-        self._reopen()
-        assert self.frames.source is not None  # it is there, since it has steps
-        return self.frames.source
-
-    def _reopen(self) -> None:
-        """Open the log again where it was closed; nothing for a rank without a log."""
-        if self.frames.source is None and self.frames.run_id:
+    def _opened(self) -> Frames:
+        """The frames of the log, opened again first where it was closed so that another rank's could be opened."""
+        if self.frames.source is None and self.frames.run_id:  # else the rank has no log
             try:
                 with self._run.rank(self.rank) as folder:
                     self.frames.source = folder.file(LOG)
             except FileNotFoundError:
                 raise DamageError(self.frames.path, "it is missing") from None
             self._limit_open_logs()
+        return self.frames
 
     def _limit_open_logs(self) -> None:
         """Add this reader to those with an open log, and close the ones opened first while there are over `_MOST_OPEN`.
@@ -349,8 +326,7 @@ class RankReader(Reader):
 
     def body(self, number: int) -> bytes:
         """The body of frame `number` of the log; DamageError where it was altered."""
-        self._reopen()
-        return self.frames.body(number)
+        return self._opened().body(number)
 
     @cached_property
     def documents(self) -> dict[str, bytes]:
@@ -370,15 +346,14 @@ class RankReader(Reader):
     @cached_property
     def labels(self) -> dict[int, Labels]:
         """The framework's labels of each step, by step; steps without any are left out. Cached."""
-        self._reopen()
-        path = self.frames.path
-        return {step: decode_labels(data, path) for step, data in self.frames.bodies_of(LABELS) if step in self}
+        frames = self._opened()
+        bodies = {int(frames.heads["step"][number]): frames.body(number) for number in frames.numbers_of(LABELS)}
+        return {step: decode_labels(data, frames.path) for step, data in bodies.items() if step in self}
 
     # --- names
 
     def _table(self, kind: bytes) -> Any:
-        self._reopen()
-        return self._shared.table(self.frames, kind)
+        return self._shared.table(self._opened(), kind)
 
     @cached_property
     def sites(self) -> SiteTable:
@@ -409,7 +384,8 @@ class RankReader(Reader):
         """
         entry = self.entries[row]
         step, offset, length = int(entry["step"]), int(entry["offset"]), int(entry["length"])
-        log = self._log()
+        log = self._opened().source
+        assert log is not None  # it is there, since it has steps
         try:
             data = log.read(offset, offset + length)
         except OSError as error:
@@ -433,11 +409,9 @@ class RankReader(Reader):
 
     def ranges(self, rows: Iterable[int]) -> list[Range]:
         """Byte ranges of some steps (positions) in object storage; empty where the run is on disk."""
-        if not len(self) or not self._run.is_far:
-            return []
-        entries, log = self.entries[list(rows)], self._log()
-        begins, ends = entries["offset"].tolist(), (entries["offset"] + entries["length"]).tolist()
-        return [each for begin, end in zip(begins, ends, strict=True) for each in log.ranges(begin, end)]
+        log = self._opened().source if len(self) and self._run.is_far else None
+        entries = () if log is None else map(self.entry, rows)
+        return [each for at in entries if log for each in log.ranges(at.offset, at.offset + at.length)]
 
 
 def read_rows(readers: Sequence[RankReader], rows: Sequence[int]) -> Iterator[StepBatch]:

@@ -27,7 +27,6 @@ import re
 import struct
 import time
 import zlib
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -146,6 +145,13 @@ class Storage:
             self.system.pipe_file(path, data)
         except Exception as error:
             raise failure("write", f"{self.url}/{name}", error) from None
+
+
+def _unless_failed(data: bytes | StoreError) -> bytes:
+    """What `Storage.read` gave of a range; raises the error that it gave instead."""
+    if isinstance(data, StoreError):
+        raise data
+    return data
 
 
 def failure(doing: str, url: str, error: BaseException) -> StoreError:
@@ -317,57 +323,39 @@ class Range(NamedTuple):
         return [(self.url, self.size, at) for at in range(self.begin // _BLOCK * _BLOCK, self.end, _BLOCK)]
 
 
-class BlockCache:
-    """The blocks of objects that were used last, of all runs that this process reads."""
-
-    def __init__(self, most: int = _LARGEST_CACHE) -> None:
-        """Start empty; at most `most` bytes are kept."""
-        self._most = most // _BLOCK
-        self._blocks: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
-
-    def read(self, wanted: Sequence[Range]) -> list[bytes | StoreError]:
-        """The bytes of ranges of one storage; in place of a range that cannot be read, the error, which is not raised.
-
-        All ranges that are not there whole are asked for at once. Errors are not kept: who asks again asks storage
-        again.
-        """
-        missing = [each.aligned() for each in wanted if not self._blocks.keys() >= {*each.blocks()}]
-        missing = list(dict.fromkeys(missing))
-        failed: dict[str, StoreError] = {}
-        read = wanted[0].storage.read([(each.name, each.begin, each.end) for each in missing]) if missing else []
-        for each, data in zip(missing, read, strict=True):
-            if isinstance(data, StoreError) or len(data) != each.end - each.begin:
-                failed[each.name] = _failure(each, data)
-                continue
-            for key in each.blocks():
-                self._blocks[key] = data[key[2] - each.begin : key[2] - each.begin + _BLOCK]
-        out: list[bytes | StoreError] = []
-        for each in wanted:
-            keys, first = each.blocks(), each.begin % _BLOCK
-            if self._blocks.keys() >= {*keys}:
-                out.append(b"".join(map(self._blocks.__getitem__, keys))[first : first + each.end - each.begin])
-                for key in keys:
-                    self._blocks.move_to_end(key)
-            else:
-                out.append(failed[each.name])
-        while len(self._blocks) > self._most:
-            self._blocks.popitem(last=False)
-        return out
+CACHE: dict[tuple[str, int, int], bytes] = {}
+"""The blocks of objects that were used last, the latest at the end, of all runs that this process reads."""
 
 
-def _failure(wanted: Range, data: bytes | StoreError) -> StoreError:
-    """Why a range could not be read: DamageError where its object is missing, or `data` has not as many bytes as asked.
+def read_ranges(wanted: Sequence[Range]) -> list[bytes | StoreError]:
+    """The bytes of ranges of one storage; in place of a range that cannot be read, the error, which is not raised.
 
-    Any other error in `data` is returned itself.
+    All ranges that are not there whole are asked for at once. Errors are not kept: who asks again asks storage again.
     """
-    if isinstance(data, NothingThereError):
-        return DamageError(wanted.url, "it is missing; publish the run again where it was recorded")
-    if isinstance(data, StoreError):
-        return data
-    return DamageError(wanted.url, f"it gave {len(data):,} of {wanted.end - wanted.begin:,} bytes")
-
-
-CACHE = BlockCache()
+    missing = list(dict.fromkeys(each.aligned() for each in wanted if not CACHE.keys() >= {*each.blocks()}))
+    read = wanted[0].storage.read([(each.name, each.begin, each.end) for each in missing]) if missing else []
+    failed: dict[str, StoreError] = {}
+    for each, data in zip(missing, read, strict=True):
+        if isinstance(data, NothingThereError):
+            failed[each.name] = DamageError(each.url, "it is missing; publish the run again where it was recorded")
+        elif isinstance(data, StoreError):
+            failed[each.name] = data
+        elif len(data) != each.end - each.begin:
+            failed[each.name] = DamageError(each.url, f"it gave {len(data):,} of {each.end - each.begin:,} bytes")
+        else:
+            starts = range(0, len(data), _BLOCK)
+            CACHE.update(zip(each.blocks(), (data[at : at + _BLOCK] for at in starts), strict=True))
+    out: list[bytes | StoreError] = []
+    for each in wanted:
+        keys, first = each.blocks(), each.begin % _BLOCK
+        if CACHE.keys() >= {*keys}:
+            CACHE.update([(key, CACHE.pop(key)) for key in keys])
+            out.append(b"".join(map(CACHE.__getitem__, keys))[first : first + each.end - each.begin])
+        else:
+            out.append(failed[each.name])
+    for key in [*CACHE][: max(len(CACHE) - _LARGEST_CACHE // _BLOCK, 0)]:
+        del CACHE[key]
+    return out
 
 
 def prefetch(wanted: Iterable[Sequence[Range]]) -> int:
@@ -388,7 +376,7 @@ def prefetch(wanted: Iterable[Sequence[Range]]) -> int:
             break
         taken += 1
         chosen += ranges
-    CACHE.read(chosen)
+    read_ranges(chosen)
     return taken
 
 
@@ -440,12 +428,8 @@ class RemoteFile(Source):
         else:
             self._window = end - begin
         self._next = end
-        wanted = self.ranges(begin, end)
-        parts = [self._catalogue.inline.get(self._name, b"")[begin:end], *(CACHE.read(wanted) if wanted else ())]
-        for data in parts:
-            if isinstance(data, StoreError):
-                raise data
-        return b"".join(parts)
+        parts = map(_unless_failed, read_ranges(self.ranges(begin, end)))
+        return b"".join([self._catalogue.inline.get(self._name, b"")[begin:end], *parts])
 
     def ranges(self, begin: int, end: int) -> list[Range]:
         """Ranges of objects that hold bytes `begin` to `end`; bytes inside the catalogue need none."""
@@ -469,12 +453,7 @@ class RemoteFolder(Directory):
     is_far = True
 
     def __init__(
-        self,
-        storage: Storage,
-        place: str,
-        catalogue: Catalogue,
-        prefix: str = "",
-        others: Iterable[str] = (),
+        self, storage: Storage, place: str, catalogue: Catalogue, prefix: str = "", others: Iterable[str] = ()
     ) -> None:
         """Take the directory's contents.
 
@@ -581,12 +560,8 @@ def _launch(storage: Storage, place: str, entries: Mapping[str, int] | None = No
     if MANIFEST not in entries:
         return RemoteFolder(storage, place, Catalogue(over=True))
     names = [name for name in (MANIFEST, LABEL) if name in entries]
-    inline = {}
     read = storage.read([(below(place, name), 0, min(entries[name], LIMIT_DOCUMENT)) for name in names])
-    for name, data in zip(names, read, strict=True):
-        if isinstance(data, StoreError):
-            raise data
-        inline[name] = data
+    inline = dict(zip(names, map(_unless_failed, read), strict=True))
     folders = (name for name in entries if _FOLDER.fullmatch(name))
     return RemoteFolder(storage, place, Catalogue(over=True, inline=inline), others=folders)
 

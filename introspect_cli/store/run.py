@@ -24,6 +24,7 @@ import datetime as dt
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -41,17 +42,19 @@ from introspect_cli.store.files import (
     LONGEST_LABEL,
     MANIFEST,
     RANK_NAME,
+    SOURCES,
     TENSORS,
     Closing,
     DamageError,
     Directory,
     reason,
+    unreadable,
 )
 from introspect_cli.store.log import newer_format
 from introspect_cli.store.pack import from_anywhere, open_store
 from introspect_cli.store.reader import RankReader, Shared, last_common_step
 from introspect_cli.store.remote import is_remote
-from introspect_cli.store.sources import kept_in, read_from
+from introspect_cli.store.sources import SOURCE_NAME, decode
 from introspect_cli.sums import hex_digest
 from introspect_cli.texts import clean, count, rank_list
 
@@ -122,17 +125,13 @@ def only_launch(folder: Directory) -> Directory | None:
     """The one child of a run that is a launch, opened; None where there is none, or more than one."""
     if CHILDREN not in folder:
         return None
-    launches: list[Directory] = []
+    launches = []
     with folder.folder(CHILDREN) as children:
         for name in children.names():
-            child = children.folder(name)
-            is_launch = MANIFEST in child and launch_of(read_manifest(child)) is not None
-            (launches.append if is_launch else Directory.close)(child)
-    if len(launches) == 1:
-        return launches[0]
-    for child in launches:
-        child.close()
-    return None
+            with children.folder(name) as child:
+                if MANIFEST in child and launch_of(read_manifest(child)) is not None:
+                    launches.append(name)
+        return children.folder(launches[0]) if len(launches) == 1 else None
 
 
 def read_manifest(folder: Directory) -> dict[str, Any]:
@@ -219,14 +218,12 @@ def stages_in(manifests: Mapping[int, Mapping[str, Any]]) -> dict[int, Stages]:
 def stages_of(manifest: Mapping[str, Any]) -> Stages | None:
     """The pipeline stages that a rank's manifest names; None where there are none, or they are malformed."""
     pipeline = manifest.get("pipeline")
-    if not isinstance(pipeline, dict):
+    given = pipeline if isinstance(pipeline, dict) else {}
+    stage, of, roots = given.get("stage"), given.get("stages"), given.get("roots", {})
+    numbers: list[Any] = [stage, *roots.values()] if isinstance(roots, dict) else [None]
+    if type(of) is not int or not all(type(number) is int and 0 <= number < of for number in numbers):
         return None
-    stage, of, roots = pipeline.get("stage"), pipeline.get("stages"), pipeline.get("roots", {})
-    if type(stage) is not int or type(of) is not int or not 0 <= stage < of or not isinstance(roots, dict):
-        return None
-    if not all(isinstance(root, str) and type(number) is int and 0 <= number < of for root, number in roots.items()):
-        return None
-    return Stages(stage, of, roots)
+    return Stages(numbers[0], of, roots)
 
 
 # --- what the ranks say together
@@ -300,38 +297,6 @@ def _listed(name: str, ranks: Mapping[int, Mapping[str, Any]]) -> list[Any]:
     ]
 
 
-def endings(
-    size: int, last: Mapping[int, int | None], ended: Mapping[int, bool], left_out: Collection[int] = ()
-) -> dict[str, int]:
-    """Sentences on ranks without a log, without a step, cut off at any step, or closed before the last step of others.
-
-    In that order, each with the first of the ranks that it is about.
-
-    Args:
-        size: how many ranks there are.
-        last: the last step of each rank that is there; None where it has no step.
-        ended: for each rank that is there, whether its writer closed its log.
-        left_out: those that were to record nothing.
-    """
-    out: dict[str, int] = {}
-
-    def say(ranks: list[int], what: str) -> None:
-        if ranks:
-            out[f"{rank_list(ranks)} of {size} {what}".replace("rank", "Rank", 1)] = ranks[0]
-
-    say([rank for rank in range(size) if rank not in last and rank not in left_out], "left nothing")
-    say([rank for rank, step in last.items() if step is None], "left no step")
-    latest = max((step for step in last.values() if step is not None), default=-1)
-    for step in sorted({step for step in last.values() if step is not None}):
-        ranks = [rank for rank, at in last.items() if at == step]
-        cut = [rank for rank in ranks if not ended[rank]]
-        say(cut, f"{'was' if len(cut) == 1 else 'were'} cut off after step {step}")
-        if step < latest:
-            others = f"{count(latest - step, 'step')} before the others"
-            say([rank for rank in ranks if ended[rank]], f"ended with step {step}, {others}")
-    return out
-
-
 # --- run
 
 
@@ -378,11 +343,11 @@ class Run(Closing):
         """Gives whole tensors by their checksums that lie in no store."""
         self.manifest = read_manifest(folder)
         self._ranks = self._open_ranks(only)
-        self.ranks = tuple(sorted(self._ranks))
+        self.ranks = tuple(self._ranks)
         self._saying = self._ranks
         if launch_of(self.manifest) is None:  # the lowest rank says all, whoever is opened
             lowest = self._all_ranks[:1]
-            self._saying = {rank: self._ranks.get(rank) or RankReader(folder, rank) for rank in lowest}
+            self._saying = {n: self._ranks[n] if n in self._ranks else RankReader(folder, n) for n in lowest}
         manifests = read_rank_manifests(self._saying.values(), self.manifest.get("id"))
         self.manifests = {} if launch_of(self.manifest) is None else manifests
         self.manifest = merge_manifests(self.manifest, manifests)
@@ -406,17 +371,15 @@ class Run(Closing):
         Raises:
             DamageError: a log is damaged, or belongs to another run.
         """
-        matches = [match for match in map(RANK_NAME.fullmatch, self._folder.names()) if match]
-        self._all_ranks = sorted(int(match[1]) for match in matches)  # whoever of them is opened
-        matches = [match for match in matches if only is None or int(match[1]) in only]
-        if len(matches) > _MAX_RANKS:
+        matches = map(RANK_NAME.fullmatch, self._folder.names())
+        self._all_ranks = sorted(int(match[1]) for match in matches if match)  # whoever of them is opened
+        ranks = [rank for rank in self._all_ranks if only is None or rank in only]
+        if len(ranks) > _MAX_RANKS:
             raise DamageError(self._folder.path, "it has more ranks than a run can have")
-        readers = {}
+        self._folder.prefetch([f"rank{rank}" for rank in ranks])
         shared = Shared()
-        self._folder.prefetch([match[0] for match in matches])
-        for match in matches:
-            rank = int(match[1])
-            reader = readers[rank] = RankReader(self._folder, rank, shared=shared)
+        readers = {rank: RankReader(self._folder, rank, shared=shared) for rank in ranks}
+        for reader in readers.values():
             if reader.run_id and reader.run_id.hex() != self.manifest.get("id"):
                 raise DamageError(reader.path, "it belongs to another run than the manifest")
         return readers
@@ -484,17 +447,32 @@ class Run(Closing):
 
     @cached_property
     def lost_ranks(self) -> dict[str, int]:
-        """Sentences on ranks without a log or a step, cut off, or closed before the others, each with its first rank.
+        """Sentences on ranks without a log, without a step, cut off at any step, or closed before the others' last.
 
-        See `endings`.
+        In that order, each with the first of the ranks that it is about.
 
         Empty while the run is being written, for a run of one rank, and for one put together from several.
         """
         if self.world_size < 2 or self.combined_ranks or self.state is RunState.RUNNING:
             return {}
-        last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items()) if rank not in self.left_out}
-        ended = {rank: reader.ended for rank, reader in self._ranks.items()}
-        return endings(self.world_size, last, ended, self.left_out)
+        out: dict[str, int] = {}
+
+        def say(ranks: list[int], what: str) -> None:
+            if ranks:
+                out[f"{rank_list(ranks)} of {self.world_size} {what}".replace("rank", "Rank", 1)] = ranks[0]
+
+        last = {rank: self._ranks[rank].last_step for rank in self.ranks if rank not in self.left_out}
+        say(sorted({*range(self.world_size)} - last.keys() - self.left_out), "left nothing")
+        say([rank for rank, step in last.items() if step is None], "left no step")
+        steps = sorted({step for step in last.values() if step is not None})
+        for step in steps:
+            ranks = [rank for rank, at in last.items() if at == step]
+            cut = [rank for rank in ranks if not self._ranks[rank].ended]
+            say(cut, f"{'was' if len(cut) == 1 else 'were'} cut off after step {step}")
+            if step < steps[-1]:
+                others = f"{count(steps[-1] - step, 'step')} before the others"
+                say([rank for rank in ranks if rank not in cut], f"ended with step {step}, {others}")
+        return out
 
     @cached_property
     def settings(self) -> Settings:
@@ -513,8 +491,8 @@ class Run(Closing):
         """
         if self.load_tensor is not None:
             return self.load_tensor(checksum)
-        places = self._places(self._with_tensors)
-        return next((tensor for place in places if (tensor := tensorfile.read(place, checksum)) is not None), None)
+        tensor: NDArray[Any] | None = self._kept(TENSORS, f"{checksum:016x}.safetensors", tensorfile.of_file)
+        return tensor
 
     def source(self, digest: str) -> bytes | None:
         """The bytes of a source file whose text is kept, by its digest; None where it is not.
@@ -522,7 +500,8 @@ class Run(Closing):
         Raises:
             StoreError: its file is damaged.
         """
-        return next((data for place in self._places() if (data := read_from(place, digest)) is not None), None)
+        data: bytes | None = self._kept(SOURCES, f"{digest}.gz", decode)
+        return data
 
     @cached_property
     def kept_sources(self) -> frozenset[str]:
@@ -531,21 +510,34 @@ class Run(Closing):
         Raises:
             StoreError: their directory is damaged.
         """
-        return frozenset(digest for place in self._places() for digest in kept_in(place))
+        names = (name for folder in self._folders(SOURCES) for name in folder.names())
+        return frozenset(match[1] for match in map(SOURCE_NAME.fullmatch, names) if match)
+
+    def _kept(self, folder: str, name: str, read: Callable[[Directory, str], Any]) -> Any:
+        """What `read` makes of a file in the first rank's `folder` that has it; None where none has."""
+        try:
+            for place in self._folders(folder):
+                with suppress(FileNotFoundError):
+                    return read(place, name)
+        except OSError as error:
+            raise unreadable(f"{self.path} ({folder})", error) from None
+        return None
 
     @cached_property
-    def _with_tensors(self) -> list[int]:
-        """Ranks whose directories hold whole tensors."""
-        return [rank for rank, place in zip(self._all_ranks, self._places(), strict=False) if TENSORS in place]
-
-    def _places(self, ranks: Iterable[int] | None = None) -> Iterator[Directory]:
-        """The directories of `ranks` (None: all), which may hold whole tensors and sources.
-
-        Each is closed when the next is asked for.
-        """
-        for rank in self._all_ranks if ranks is None else ranks:
+    def _holders(self) -> dict[str, list[int]]:
+        """The ranks that have whole tensors, and those that have sources, by the name of the directory."""
+        holders: dict[str, list[int]] = {TENSORS: [], SOURCES: []}
+        for rank in self._all_ranks:
             with self._folder.rank(rank) as place:
-                yield place
+                for name in holders.keys() & {*place.names()}:
+                    holders[name].append(rank)
+        return holders
+
+    def _folders(self, name: str) -> Iterator[Directory]:
+        """The directories `name` of the ranks that have one, each closed when the next is asked for."""
+        for rank in self._holders[name]:
+            with self._folder.rank(rank) as place, place.folder(name) as folder:
+                yield folder
 
     @property
     def log_size(self) -> int:
@@ -657,12 +649,10 @@ class Sources(Mapping[str, Source]):
         Raises:
             StoreError: the document or the directory of sources is damaged.
         """
+        named = [(name, str(digest)) for name, digest in run.settings.document("sources").items()]
         self._run = run
-        self.digests: dict[str, str] = {}
+        self.digests = {name: text for name, text in named if _DIGEST.fullmatch(text) and _stays_inside(name)}
         """Digest by name of all source files, whether their text is there or not."""
-        for name, digest in run.settings.document("sources").items():
-            if isinstance(name, str) and _DIGEST.fullmatch(str(digest)) and _stays_inside(name):
-                self.digests[name] = str(digest)
         kept = run.kept_sources if self.digests else frozenset()
         self._names = [name for name, digest in self.digests.items() if digest in kept]
 
@@ -673,8 +663,6 @@ class Sources(Mapping[str, Source]):
             KeyError: its text is not there.
             StoreError: it is damaged.
         """
-        if name not in self._names:
-            raise KeyError(name)
         digest = self.digests[name]
         data = self._run.source(digest)
         if data is None:

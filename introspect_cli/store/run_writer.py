@@ -189,11 +189,8 @@ def _launch_in(folder: Folder) -> tuple[str, ...]:
 
 def _announce(folder: Folder, launch: Launch) -> None:
     """Write the manifest of a run, unless another rank has; that of one process names no launch."""
-    manifest: dict[str, Any] = {
-        "format": FORMAT,
-        "id": launch.id,
-        "tool": {"name": "introspect-cli", "version": __version__},
-    }
+    tool = {"name": "introspect-cli", "version": __version__}
+    manifest: dict[str, Any] = {"format": FORMAT, "id": launch.id, "tool": tool}
     if launch.job:
         manifest["launch"] = {"world_size": launch.world_size, "attempt": launch.attempt, "job": launch.job}
     with suppress(FileExistsError):
@@ -263,19 +260,18 @@ def refuse_or_remove(path: Path, *, force: bool, unless: Callable[[Folder], bool
         names = _entries(folder)
         if not names or is_moved(folder, path) or unless(folder):
             return  # another rank of this launch was quicker
-        unexpected = next((name for name in folder.names() if not _RUN_FILES.fullmatch(name)), None)
-        is_run = {MANIFEST, LOG}.intersection(names) or any(map(RANK_NAME.fullmatch, names))
-        if unexpected is not None or not is_run:
-            what = f"holds {unexpected!r}" if unexpected is not None else "has no manifest"
-            raise StoreError(f"{path} is not (only) a run: it {what}; choose another directory")
+        wrong = [f"holds {name!r}" for name in folder.names() if not _RUN_FILES.fullmatch(name)]
+        if not ({MANIFEST, LOG}.intersection(names) or any(map(RANK_NAME.fullmatch, names))):
+            wrong.append("has no manifest")
+        if wrong:
+            raise StoreError(f"{path} is not (only) a run: it {wrong[0]}; choose another directory")
         is_alone = take_lock(folder.fd)
         if is_moved(folder, path) or unless(folder):
             return  # as above
         refuse_unless(is_alone and not any_lock_held(folder), path)
         if not force:
-            raise StoreError(
-                f"{path} holds a run already; choose another directory, or replace it (--force, force=True)"
-            )
+            remedy = "choose another directory, or replace it (--force, force=True)"
+            raise StoreError(f"{path} holds a run already; {remedy}")
         aside = path.with_name(f".{path.name}.replaced-{os.getpid()}-{os.urandom(4).hex()}")
         path.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
@@ -310,7 +306,7 @@ class StoreWriter(Closing):
         id: 32 hex digits that every log of the run repeats, so that files of two runs cannot be mixed up.
     """
 
-    def __init__(self, path: Path, log: LogWriter, launch: Launch, *, durable: bool = False) -> None:
+    def __init__(self, path: Path, log: LogWriter, launch: Launch, *, durable: bool) -> None:
         """Keep what `create` has opened; use that to make a writer.
 
         Args:
@@ -352,28 +348,20 @@ class StoreWriter(Closing):
             if path.parent.name == RUNS:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 add_gitignore(path.parent)
-            if launch is not None:
-                return cls._open(join_launch(path, launch, force=force), launch, durable=durable)
-            alone = Launch(os.urandom(16).hex(), "", rank, 1)
-            with new_run(path, alone, force=force) as place:
-                return cls._open(place, alone, durable=durable)
+            with ExitStack() as stack:
+                if launch is None:
+                    launch = Launch(os.urandom(16).hex(), "", rank, 1)
+                    place = stack.enter_context(new_run(path, launch, force=force))
+                else:
+                    place = join_launch(path, launch, force=force)
+                writer = cls(place, _new_log(place, launch.rank, launch.id, durable=durable), launch, durable=durable)
+                try:
+                    writer.write_manifest({"tool": {"name": "introspect", "version": __version__}, "status": "running"})
+                except BaseException:
+                    writer.abandon()
+                    raise
         except OSError as error:
             raise StoreError(f"cannot make a run at {path}: {reason(error)}; choose another directory") from None
-
-    @classmethod
-    def _open(cls, place: Path, launch: Launch, *, durable: bool) -> StoreWriter:
-        """Make a rank's directory and its log, with a manifest of status `running`.
-
-        Raises:
-            StoreError: it is being written, or cannot be.
-            OSError: it cannot be made.
-        """
-        writer = cls(place, _new_log(place, launch.rank, launch.id, durable=durable), launch, durable=durable)
-        try:
-            writer.write_manifest({"tool": {"name": "introspect", "version": __version__}, "status": "running"})
-        except BaseException:
-            writer.abandon()
-            raise
         return writer
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
@@ -455,15 +443,14 @@ class StoreWriter(Closing):
         if checksum in self._stored:
             return 0
         self._stored.add(checksum)
-        name = f"{checksum:016x}.safetensors"
+        from introspect_cli.store import tensorfile
+
+        name, data = f"{checksum:016x}.safetensors", memoryview(array).cast("B")
         with self._writing("a tensor to {}"):
             if self._tensors is None:
                 self._tensors = self._folder().make_folder(TENSORS)
             if name in self._tensors.reopen_if_closed():
                 return 0
-            data = memoryview(array).cast("B")
-            from introspect_cli.store import tensorfile
-
             head = tensorfile.encode(data, checksum, dtype, shape)
             return self._tensors.replace(name, [head, data], durable=self._durable)
 

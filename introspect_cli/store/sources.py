@@ -13,7 +13,7 @@ import re
 import zlib
 from typing import TYPE_CHECKING, Final
 
-from introspect_cli.store.files import SOURCES, DamageError
+from introspect_cli.store.files import DamageError
 
 if TYPE_CHECKING:
     from introspect_cli.store.files import Directory
@@ -58,29 +58,3 @@ def decode(folder: Directory, name: str) -> bytes:
         longer = "it is longer than a source file that is kept"
         raise DamageError(path, longer if unpacking.unconsumed_tail else "it is not one compressed file")
     return data
-
-
-def kept_in(place: Directory) -> frozenset[str]:
-    """Digests of the source files in `place`'s directory of sources; empty where there is none.
-
-    Raises:
-        StoreError: the directory is damaged.
-    """
-    try:
-        with place.folder(SOURCES) as folder:
-            return frozenset(match[1] for match in map(SOURCE_NAME.fullmatch, folder.names()) if match)
-    except FileNotFoundError:
-        return frozenset()
-
-
-def read_from(place: Directory, digest: str) -> bytes | None:
-    """The bytes, decompressed, of the source file with `digest` in `place`'s sources; None where it is not kept.
-
-    Raises:
-        StoreError: it is damaged.
-    """
-    try:
-        with place.folder(SOURCES) as folder:
-            return decode(folder, f"{digest}.gz")
-    except FileNotFoundError:
-        return None

@@ -153,14 +153,8 @@ def as_one(run: Run, fold: Fold | None = None) -> Reader:
         return readers[0]
     from introspect_cli.store.whole import WholeReader  # one rank does without it
 
-    return WholeReader(
-        str(run.path),
-        readers,
-        fold,
-        run.stages,
-        lacking="" if complete else f"{len(readers)} of {run.world_size} ranks were recorded",
-        complete=complete,
-    )
+    lacking = "" if complete else f"{len(readers)} of {run.world_size} ranks were recorded"
+    return WholeReader(str(run.path), readers, fold, run.stages, lacking=lacking, complete=complete)
 
 
 def ended_unevenly(run: Run) -> bool:

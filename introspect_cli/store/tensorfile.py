@@ -12,13 +12,15 @@ import json
 import math
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.store.files import TENSORS, DamageError, unreadable
+from introspect_cli.store.files import DamageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from introspect_cli.store.files import Directory, Source
@@ -45,43 +47,28 @@ NUMPY = {
 """What numpy reads each element type as."""
 
 
-class _Content(NamedTuple):
-    """The fields of a tensor file's header: checksum, dtype, shape, bytes of data, CRC-32 of header and data."""
-
-    checksum: int
-    dtype: str
-    shape: tuple[int, ...]
-    length: int
-    crc: int = 0
-
-    def begin_crc(self) -> int:
-        """CRC-32 of checksum, dtype and shape, which the data's CRC-32 continues."""
-        return zlib.crc32(f"{self.checksum:016x} {self.dtype} {list(self.shape)} ".encode())
-
-    def header(self) -> bytes:
-        """The safetensors header, padded to 8 bytes; a dtype that safetensors lacks is stored as flat U8."""
-        code = CODES.get(self.dtype)
-        shape = list(self.shape) if code else [self.length]
-        entry = {"dtype": code or "U8", "shape": shape, "data_offsets": [0, self.length]}
-        about = {
-            "checksum": f"{self.checksum:016x}",
-            "dtype": self.dtype,
-            "shape": json.dumps(list(self.shape)),
-            "crc32": f"{self.crc:08x}",
-        }
-        text = json.dumps({"__metadata__": about, NAME: entry}, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        return struct.pack("<Q", len(text)) + text
-
-
-def encode(data: memoryview, checksum: int, dtype: str, shape: tuple[int, ...]) -> bytes:
+def encode(data: bytes | memoryview, checksum: int, dtype: str, shape: tuple[int, ...]) -> bytes:
     """The header of a tensor file, which is written before `data` (raw bytes, row-major).
 
     The format's metadata holds the tensor's checksum, torch's `dtype` name, the `shape`, and a CRC-32 of all these and
     the data.
     """
-    content = _Content(checksum, dtype, shape, len(data))
-    return content._replace(crc=zlib.crc32(data, content.begin_crc())).header()
+    return _header(checksum, dtype, shape, len(data), _crc(data, checksum, dtype, shape))
+
+
+def _crc(data: bytes | memoryview, checksum: int, dtype: str, shape: Sequence[int]) -> int:
+    """CRC-32 of checksum, dtype, shape and data."""
+    return zlib.crc32(data, zlib.crc32(f"{checksum:016x} {dtype} {list(shape)} ".encode()))
+
+
+def _header(checksum: int, dtype: str, shape: Sequence[int], length: int, crc: int) -> bytes:
+    """The safetensors header, padded to 8 bytes; a dtype that safetensors lacks is stored as flat U8."""
+    code = CODES.get(dtype)
+    entry = {"dtype": code or "U8", "shape": list(shape) if code else [length], "data_offsets": [0, length]}
+    about = {"checksum": f"{checksum:016x}", "dtype": dtype, "shape": json.dumps(list(shape)), "crc32": f"{crc:08x}"}
+    text = json.dumps({"__metadata__": about, NAME: entry}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
 
 
 def decode(handle: Source, checksum: int) -> Any:
@@ -89,20 +76,6 @@ def decode(handle: Source, checksum: int) -> Any:
 
     Raises:
         DamageError: it is not what `encode` and the data would be for the tensor with this checksum.
-    """
-    content, offset = _content(handle, checksum)
-    read = handle.read(offset, offset + content.length)
-    if zlib.crc32(read, content.begin_crc()) != content.crc:
-        raise DamageError(handle.path, "its data is not what it was written with")
-    data, stored = np.frombuffer(read, np.uint8), NUMPY.get(content.dtype)
-    return data if stored is None else widened(data.view(stored).reshape(content.shape), content.dtype)
-
-
-def _content(handle: Source, checksum: int) -> tuple[_Content, int]:
-    """The header's fields and the byte where the data begins.
-
-    Raises:
-        DamageError: the header is not exactly the one that `encode` writes.
     """
     size, head = handle.size(), handle.read(0, 8)
     length = int.from_bytes(head, "little") if len(head) == 8 else 0
@@ -120,13 +93,16 @@ def _content(handle: Source, checksum: int) -> tuple[_Content, int]:
     sizes_ok = isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in shape)
     if not sizes_ok or len(shape) > _LIMIT_DIMS:
         raise DamageError(handle.path, "its shape is not one")
-    content = _Content(checksum, dtype, tuple(shape), size - 8 - length, crc)
-    if content.header() != written:
+    if _header(checksum, dtype, shape, size - len(written), crc) != written:
         raise DamageError(handle.path, "its header is not the one this tensor is written with")
     stored = NUMPY.get(dtype)
-    if stored is not None and math.prod(shape) * stored.itemsize != content.length:
+    if stored is not None and math.prod(shape) * stored.itemsize != size - len(written):
         raise DamageError(handle.path, "its shape and element type need another number of bytes")
-    return content, 8 + length
+    read = handle.read(len(written), size)
+    if _crc(read, checksum, dtype, shape) != crc:
+        raise DamageError(handle.path, "its data is not what it was written with")
+    data = np.frombuffer(read, np.uint8)
+    return data if stored is None else widened(data.view(stored).reshape(shape), dtype)
 
 
 def widened(array: Any, dtype: str) -> Any:
@@ -139,7 +115,7 @@ def widened(array: Any, dtype: str) -> Any:
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype == "float8_e4m3fn":
-        return _fp8(4, 3, 7)[array]
+        return _float8_e4m3fn()[array]
     if dtype == "float8_e5m2":
         # The upper byte of a float16.
         return (array.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
@@ -150,13 +126,12 @@ def widened(array: Any, dtype: str) -> Any:
     return array
 
 
-def _fp8(exponent_bits: int, mantissa_bits: int, bias: int) -> np.ndarray[Any, Any]:
-    """float32 values of the 256 codes of an fp8 type without infinities (OCP 8-bit floating point, 2023)."""
+def _float8_e4m3fn() -> np.ndarray[Any, Any]:
+    """float32 values of the 256 codes of the fp8 type without infinities (OCP 8-bit floating point, 2023)."""
     codes = np.arange(256)
-    exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
-    mantissa = (codes & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
-    values = np.where(exponent > 0, (1 + mantissa) * 2.0 ** (exponent - bias), mantissa * 2.0 ** (1 - bias))
-    values = np.where((codes & 0x7F) == 0x7F, np.nan, values)
+    exponent, mantissa = codes >> 3 & 15, codes % 8 / 8
+    values = np.where(exponent > 0, (1 + mantissa) * 2.0 ** (exponent - 7), mantissa * 2.0**-6)
+    values[codes & 0x7F == 0x7F] = np.nan
     return np.where(codes & 0x80, -values, values).astype(np.float32)
 
 
@@ -165,18 +140,3 @@ def of_file(folder: Directory, name: str) -> NDArray[Any]:
     with folder.file(name) as handle:
         tensor: NDArray[Any] = decode(handle, int(name[:16], 16))
     return tensor
-
-
-def read(place: Directory, checksum: int) -> NDArray[Any] | None:
-    """The tensor with `checksum` in `place`'s directory of tensors, as `decode` gives it; None where it is not stored.
-
-    Raises:
-        StoreError: it is damaged or cannot be read.
-    """
-    try:
-        with place.folder(TENSORS) as folder:
-            return of_file(folder, f"{checksum:016x}.safetensors")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise unreadable(f"{place.path}/{TENSORS}", error) from None

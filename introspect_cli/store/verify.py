@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,15 +44,18 @@ from introspect_cli.store.run import (
 from introspect_cli.store.sources import SOURCE_NAME, decode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 
 _TENSOR_NAME = re.compile(r"[0-9a-f]{16}\.safetensors")
 _TEMPORARY = re.compile(r"\..*\.\d+")  # what a killed writer leaves of a file it had not yet finished
+_KNOWN = (RANK_NAME.pattern, ATTEMPT_NAME.pattern, _TEMPORARY.pattern, *map(re.escape, (MANIFEST, CHILDREN, LABEL)))
+_TOP_LEVEL = re.compile("|".join(_KNOWN))
 _MAX_FINDINGS = 100
 
 Result = TypeVar("Result")
+_Checking = Callable[[Directory, str], Any]
 
 
 @dataclass(frozen=True)
@@ -140,19 +144,12 @@ class _Check:
                 f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off"
             )
         for place in filter(None, (self._try(self._folder.rank, number) for number in numbers)):
-            self._check_files("tensors", place, TENSORS, _TENSOR_NAME, tensorfile.of_file)
-            self._check_files("sources", place, SOURCES, SOURCE_NAME, decode)
+            self._check_files(place, TENSORS, _TENSOR_NAME, tensorfile.of_file)
+            self._check_files(place, SOURCES, SOURCE_NAME, decode)
         if not self._is_child:  # they have none themselves
-            self._check_files("children", self._folder, CHILDREN, re.compile(".*"), self._check_child)
-        return VerifyReport(
-            self._folder.path,
-            state,
-            len(ranks),
-            self.sound,
-            last_common_step(ranks),
-            tuple(self.findings),
-            self.omitted,
-        )
+            self._check_files(self._folder, CHILDREN, re.compile(".*"), self._check_child)
+        said = tuple(self.findings), self.omitted
+        return VerifyReport(self._folder.path, state, len(ranks), self.sound, last_common_step(ranks), *said)
 
     def _check_child(self, folder: Directory, name: str) -> None:
         """Check the run of a process that the script started, and take over its findings."""
@@ -188,20 +185,17 @@ class _Check:
     def _check_top_level(self) -> list[int]:
         """Numbers of the ranks, sorted; any entry that is no part of a run, nor a temporary file, is a finding."""
         names = self._folder.names()
-        numbers = sorted(int(match[1]) for match in map(RANK_NAME.fullmatch, names) if match)
-        known = {MANIFEST, CHILDREN, LABEL, *(f"rank{n}" for n in numbers)}
         for name in names:
-            if name not in known and not ATTEMPT_NAME.fullmatch(name) and not _TEMPORARY.fullmatch(name):
+            if not _TOP_LEVEL.fullmatch(name):
                 self._add_finding(f"{self._folder.path}: {name!a} is not part of a run")
-        return numbers
+        return sorted(int(match[1]) for match in map(RANK_NAME.fullmatch, names) if match)
 
     def _check_rank(self, number: int, run_id: object) -> RankReader | None:
         """Check one rank and count its sound steps and records.
 
         Returns its reader, closed, or None where its log cannot be opened.
         """
-        reader = self._try(lambda: RankReader(self._folder, number, damaged=True))
-        if reader is None:
+        if (reader := self._try(lambda: RankReader(self._folder, number, damaged=True))) is None:
             return None
         if reader.cut:
             self._add_finding(f"{reader.frames.path}: {reader.cut}")
@@ -210,35 +204,30 @@ class _Check:
         for table in ("sites", "layouts", "modules", "labels"):
             self._try(getattr, reader, table)
         for row in range(len(reader)):
-            rows = self._try(_check_step, reader, row)
-            if rows is not None:
+            if (rows := self._try(_check_step, reader, row)) is not None:
                 self.sound.update(steps=1, records=rows)
         self._try(reader.frames.check_chain)
         self._try(_check_heads, self._folder, reader)
         reader.close()
         return reader
 
-    def _check_files(
-        self, what: str, place: Directory, name: str, pattern: re.Pattern[str], check: Callable[[Directory, str], Any]
-    ) -> None:
-        """Check the files of a directory; sound ones are counted in `sound[what]`.
+    def _check_files(self, place: Directory, name: str, pattern: re.Pattern[str], check: _Checking) -> None:
+        """Check the files of a directory; sound ones are counted in `sound[name]`.
 
         Does nothing where there is no such directory.
 
         Args:
-            what: what they are counted as.
             place: where the directory is.
             name: of the directory.
             pattern: the names that its files have; another name is a finding.
             check: called with the directory and a file's name; raises DamageError.
         """
-        folder = self._try(place.folder, name)
-        if folder is None:
+        if (folder := self._try(place.folder, name)) is None:
             return
         with folder:
             for file in folder.names():
                 if pattern.fullmatch(file):
-                    self.sound[what] += self._try(lambda f=folder, n=file: (check(f, n), True)) is not None
+                    self.sound[name] += self._try(lambda f=folder, n=file: (check(f, n), True)) is not None
                 elif not _TEMPORARY.fullmatch(file):
                     self._add_finding(f"{folder.path}: {file!a} is not part of a run")
 
@@ -247,11 +236,10 @@ def _check_step(reader: RankReader, row: int) -> int:
     """Number of records in a step; DamageError where its digest differs from the one computed again."""
     batch, sites = reader.read_row(row), reader.sites
     digest = step_digest(sites.key[batch.site], batch.checksum, batch.status, sites.setting[batch.site])
-    if digest != reader.entry(row).digest:
-        step = int(reader.entries["step"][row])
-        raise DamageError(
-            reader.frames.path, f"the records of step {step} do not add up to the digest that they were written with"
-        )
+    entry = reader.entry(row)
+    if digest != entry.digest:
+        what = f"the records of step {entry.step} do not add up to the digest that they were written with"
+        raise DamageError(reader.frames.path, what)
     return len(batch)
 
 

@@ -106,9 +106,8 @@ class LayoutTables:
         self.local_numel = np.array([min(numel, (1 << 62) - 1) for numel in held], np.int64)
         self.shape = np.array([shapes.setdefault(layout.shape, len(shapes)) for layout in self.layouts], np.int64)
         self.unplaced = np.array([layout.strides == UNPLACED for layout in self.layouts], np.bool_)
-        self.unreduced = np.array(
-            [layout.part is not None and bool(layout.part.reduction) for layout in self.layouts], np.bool_
-        )
+        reductions = [layout.part.reduction if layout.part is not None else "" for layout in self.layouts]
+        self.unreduced = np.array(reductions, np.object_) != ""
         self.header = np.array([header(layout.dtype, layout.shape) for layout in self.layouts], np.uint64)
 
 
@@ -584,18 +583,17 @@ class CombinedStep:
         text = np.array([f"{part.reduction} over {part.reduced_over} ranks" for part in owed], np.object_)
         self._set(groups[~known], [f"a {each} is still owed" for each in text[~known]])
         members = self._members(groups[known])
-        self._owe(members, [f"{each}, still owed" for each in text[known]], ordered=True)
         times = np.where(np.isin(reduction, "avg"), 1, over)[known] / members.sizes
-        self._add_sketches(members, times)
+        self._owe(members, [f"{each}, still owed" for each in text[known]], times, ordered=True)
 
-    def _owe(self, members: Members, text: str | Sequence[str], *, ordered: bool) -> None:
-        """Make groups sums over ranks, of which only sketches, NaN and infinities are known."""
+    def _owe(self, members: Members, text: str | Sequence[str], factor: Array | float = 1.0, *, ordered: bool) -> None:
+        """Make groups sums over ranks, times a factor; of them only sketches, NaN and infinities are known."""
         self._set(members.groups, text, Joined.OWED, Status.PARTIAL)
         for name in {*_NONFINITE} & self.out.counts.keys():
             counted = self.block.counts[name][self.plan.rows[members.at]]
             self.out.counts[name][members.groups] = np.add.reduceat(counted, members.starts)
         self._hash(members, ordered=ordered)
-        self._add_sketches(members)
+        self._add_sketches(members, factor)
 
     def _compare_copies(self, groups: Array) -> None:
         """Decide about groups of unequal copies.
@@ -691,8 +689,8 @@ def join_slices(slices: Sequence[StepBatch]) -> StepBatch:
 MOST_ROWS = 1_000_000
 """Records of ranks that are put together at once: of all that is recorded, some 300 MB."""
 
-_GOING_IN = [Kind.INPUT.value, Kind.GRAD_INPUT.value]
-_COMING_OUT = [Kind.OUTPUT.value, Kind.GRAD_OUTPUT.value]
+_END = {Kind.INPUT.value: 0, Kind.GRAD_INPUT.value: 0, Kind.OUTPUT.value: -1, Kind.GRAD_OUTPUT.value: -1}
+"""The stage of a pipeline, counted from either end, at which what goes into or comes out of a root is the model's."""
 _VALUE_OF = {gradient.value: value.value for value, gradient in GRADIENT_OF.items()}
 
 _STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
@@ -886,12 +884,10 @@ class WholeReader(Reader):
         """
         out = [self.kinds[numbers] == KIND_CODES[Kind.COLLECTIVE] for numbers in self.site_numbers]
         for reader, ignored in zip(self.readers, out, strict=True):
-            stages, sites = self.stages.get(reader.rank), reader.sites
-            for number, (fqn, kind) in enumerate(zip(sites.fqn, sites.kind, strict=True) if stages is not None else ()):
-                if "." not in fqn and stages is not None:
-                    ignored[number] |= (kind in _GOING_IN and stages.stage(fqn) != 0) or (
-                        kind in _COMING_OUT and stages.stage(fqn) != stages.of - 1
-                    )
+            if stages := self.stages.get(reader.rank):
+                for number, (fqn, kind) in enumerate(zip(reader.sites.fqn, reader.sites.kind, strict=True)):
+                    if "." not in fqn and kind in _END and stages.stage(fqn) != _END[kind] % stages.of:
+                        ignored[number] = True
         return out
 
     @cached_property
@@ -946,9 +942,8 @@ class WholeReader(Reader):
 
     def _slices_of(self, row: int) -> int:
         """In how many slices of sites the step is combined, so that each has at most about `MOST_ROWS` records."""
-        rows = sum(
-            int(reader.entries["rows"][at]) for reader, at in zip(self.readers, self.positions[:, row], strict=True)
-        )
+        entries = zip(self.readers, self.positions[:, row], strict=True)
+        rows = sum(int(reader.entries["rows"][at]) for reader, at in entries)
         return max(1, min(-(-rows // MOST_ROWS), len(self.sites)))
 
     def _stacked(self, row: int, which: int, of: int) -> tuple[StepBatch, Rows]:
@@ -960,13 +955,9 @@ class WholeReader(Reader):
         batches: list[StepBatch] = []
         sites: list[Array] = []
         layouts: list[Array] = []
-        for batch, numbers, common, ignored in zip(
-            read_rows(self.readers, self.positions[:, row].tolist()),
-            self.site_numbers,
-            self.tables.common_numbers,
-            self._left_out,
-            strict=True,
-        ):
+        read = read_rows(self.readers, self.positions[:, row].tolist())
+        known = zip(self.site_numbers, self.tables.common_numbers, self._left_out, strict=True)
+        for batch, (numbers, common, ignored) in zip(read, known, strict=True):
             rows = np.flatnonzero(wanted[numbers[batch.site]] & ~ignored[batch.site])
             batches.append(batch if len(rows) == len(batch) else rows_of([batch], [rows]))
             sites.append(numbers[batches[-1].site])

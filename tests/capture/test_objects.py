@@ -40,7 +40,8 @@ def bucket():
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch):
-    monkeypatch.setattr(remote, "CACHE", remote.BlockCache(1 << 24))
+    monkeypatch.setattr(remote, "CACHE", {})
+    monkeypatch.setattr(remote, "_LARGEST_CACHE", 1 << 24)
 
 
 def rows(step, rank, *, changed=False):

@@ -226,6 +226,7 @@ def test_what_cannot_be_meant_is_one_sentence(repository: Path, tmp_path: Path):
         (("first", "nowhere", "--", "train.py"), "no revision 'nowhere'"),
         (("first", "HEAD", "--", "other.py"), "nothing to compare: other.py at first ("),
         (("first", "HEAD", "--"), "nothing to run"),
+        (("first", "HEAD", "--", "--seed", "1"), "nothing to run: name a script, or -m and a module"),
         (("first", "--", "train.py"), "name two revisions before `--`"),
         (("--map", "--", "x", "y"), "there is no run at x"),
         (("first", "HEAD"), "first is a git revision: name what to run after `--`"),

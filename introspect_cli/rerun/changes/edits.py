@@ -127,9 +127,8 @@ def _replace_lines(one: Sequence[str], two: Sequence[str], edits: Iterable[Edit]
 def _split_by_line(hunk: Edit) -> list[Edit]:
     """A hunk split into one edit per line where it has as many lines in a as in b; else the hunk alone."""
     low, high, start, stop = hunk
-    if high - low != stop - start:
-        return [hunk]
-    return [(low + place, low + place + 1, start + place, start + place + 1) for place in range(high - low)]
+    pairs = zip(range(low, high), range(start, stop), strict=False)
+    return [(a, a + 1, b, b + 1) for a, b in pairs] if high - low == stop - start else [hunk]
 
 
 def _change(file: str, one: Sequence[str], two: Sequence[str], edits: Sequence[Edit]) -> Change:
@@ -166,10 +165,8 @@ def _definitions(file: str, text: str) -> dict[str, ast.stmt]:
 
 def _scope(definitions: Mapping[str, ast.stmt], side: Side) -> str:
     """Qualified name of the innermost function or class that holds the lines of `side`; "" for the module."""
-    around = [
-        n for n, node in definitions.items() if first_line(node) <= side.first and side.last <= (node.end_lineno or 0)
-    ]
-    return around[-1] if around else ""
+    spans = {name: (first_line(node), node.end_lineno or 0) for name, node in definitions.items()}
+    return ["", *(name for name, (first, last) in spans.items() if first <= side.first and side.last <= last)][-1]
 
 
 def join_edits(
@@ -193,10 +190,8 @@ def join_edits(
         for key in _keys(edit, *versions) if edit.unit != "file" and edit.file.endswith(".py") else ():
             one, two = group[first.setdefault(key, place)], group[place]
             group = [one if each == two else each for each in group]
-    together: dict[int, list[Change]] = defaultdict(list)
-    for place, edit in enumerate(edits):
-        together[group[place]].append(edit)
-    return [_joined(pieces, computes) for pieces in together.values()]
+    together = ([edit for edit, at in zip(edits, group, strict=True) if at == one] for one in dict.fromkeys(group))
+    return [_joined(pieces, computes) for pieces in together]
 
 
 def _joined(pieces: Sequence[Change], computes: Sequence[Change]) -> Change:
@@ -214,12 +209,12 @@ def _joined(pieces: Sequence[Change], computes: Sequence[Change]) -> Change:
 def overlaps(edit: Change, other: Change) -> bool:
     """Whether `other` has a line in common, in a or in b, with `edit` or any of its pieces."""
     pieces: tuple[Change | Piece, ...] = edit, *edit.pieces
-    for each in pieces:
-        sides = ((each.a, other.a, other.file_a or other.file), (each.b, other.b, other.file))
-        for one, two, file in sides:
-            if one and two and each.file == file and one.first <= two.last and two.first <= one.last:
-                return True
-    return False
+    sides = [(each.file, each.a, other.file_a or other.file, other.a) for each in pieces]
+    sides += [(each.file, each.b, other.file, other.b) for each in pieces]
+    return any(
+        one and two and file == place and one.first <= two.last and two.first <= one.last
+        for file, one, place, two in sides
+    )
 
 
 Words: TypeAlias = "dict[tuple[str, str], set[str]]"

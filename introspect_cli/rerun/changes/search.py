@@ -14,7 +14,7 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.diff import compare_runs
@@ -23,14 +23,7 @@ from introspect_cli.compare.say import listed, some
 from introspect_cli.compare.settings.settings import arguments
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.edits import apply_edits
-from introspect_cli.rerun.changes.sides import (
-    Difference,
-    Element,
-    command_line,
-    count_by_kind,
-    likely_first,
-    sides_of,
-)
+from introspect_cli.rerun.changes.sides import Difference, Element, command_line, count_by_kind, likely_first, sides_of
 from introspect_cli.rerun.place import NEWER, build_place, keep_out_of_git
 from introspect_cli.rerun.recorded import decoded, encoded
 from introspect_cli.rerun.variant import Reference, Rerun, capture, result_of
@@ -40,7 +33,7 @@ from introspect_cli.sums import hex_digest
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from introspect_cli.rerun.changes.sides import Sides
     from introspect_cli.rerun.commits import Command
@@ -114,10 +107,9 @@ def prove(
         sides = sides_of(one, two, directory)
     elements, likely = likely_first(sides.elements, recorded)
     if not elements:
-        raise UsageError(
-            "the two runs differ in no statement, file, argument, environment variable or seed that could be changed"
-            + (f" (not tried: {'; '.join(sides.unknown)})" if sides.unknown else "")
-        )
+        none = "no statement, file, argument, environment variable or seed that could be changed"
+        untried = f" (not tried: {'; '.join(sides.unknown)})" if sides.unknown else ""
+        raise UsageError(f"the two runs differ in {none}{untried}")
     tell(f"{count_by_kind(elements)} between the runs; they diverge at step {recorded.first.step}")
     reference = Reference(a, recorded.first.step if until_step is None else until_step)
     return Search(sides, elements, likely, reference, command, directory, max_runs, tell).run()
@@ -181,10 +173,9 @@ class Search:
             if (core is None or not self._suffices(core)) and not self._suffices(every):
                 why = "something else differs between the runs"
                 return self._proof(frozenset(), f"a with all of b's changes {self.answers[every].words}: {why}")
-            core = core or frozenset(ddmin(sorted(every), lambda part: self._is_needed(frozenset(part))))
-            both, rest = core, sorted(every - core)
+            both = core = core or ddmin(every, self._is_needed)
             if not self._suffices(core):
-                both |= frozenset(ddmin(rest, lambda part: self._suffices(core | frozenset(part))))
+                both = core | ddmin(every - core, lambda part: self._suffices(core | part))
                 self._suffices(both)
         except OutOfRunsError:
             same = [every - chosen for chosen, one in self.answers.items() if one.verdict is Verdict.SAME]
@@ -285,16 +276,14 @@ class Search:
         described = [
             sorted((name, hex_digest(data)) for name, data in files.items()),
             [self.command.options, self.command.links, recipe.options, recipe.started, recipe.arguments],
-            self.reference.until,
-            sorted(recipe.environment.items()),
+            [self.reference.until, sorted(recipe.environment.items())],
         ]
-        name = hashlib.blake2b(json.dumps(described).encode(), digest_size=6).hexdigest()
-        run = self.output / name
+        run = self.output / hashlib.blake2b(json.dumps(described).encode(), digest_size=6).hexdigest()
         kept = result_of(run)
         if kept.is_complete:
             return kept
         texts = {self.sides.places[name]: data for name, data in files.items()}
-        at, links = self.output / f"{name}-tree", self.command.links
+        at, links = self.output / f"{run.name}-tree", self.command.links
         with build_place(self.sides.around, at, texts, links=links, paths=recipe.search_path) as place:
             words = recipe.words_at(place, *self.command.options, *self.reference.stop_options)
             return capture(run, place, words, recipe.environment, recipe.python)
@@ -305,35 +294,30 @@ class Search:
         for item in elements:
             if isinstance(item, Difference):
                 chosen[item.axis][item.name] = item.b
-        words = command_line(arguments(recipe.arguments) | chosen["argument"])
-        return replace(
-            recipe,
-            options={**recipe.options, **chosen["capture"]},
-            arguments=tuple(words) if chosen["argument"] else recipe.arguments,
-            environment={**recipe.environment, **chosen["environment"]},
-        )
+        options = {**recipe.options, **chosen["capture"]}
+        if chosen["argument"]:
+            words = command_line(arguments(recipe.arguments) | chosen["argument"])
+            recipe = replace(recipe, arguments=tuple(words))
+        return replace(recipe, options=options, environment={**recipe.environment, **chosen["environment"]})
 
 
-Item = TypeVar("Item")
-
-
-def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> Sequence[Item]:
+def ddmin(items: Collection[int], fails: Callable[[frozenset[int]], bool]) -> frozenset[int]:
     """A subset on which `fails` is true and of which no single item can be left out (delta debugging).
 
     Args:
-        items: a set on which `fails` is true; the likeliest first, since these are asked about first.
-        fails: the question; asked of subsets, their items in the order of `items`, and never of the empty one.
+        items: a set on which `fails` is true; the least first, which are the likeliest, are asked about first.
+        fails: the question; asked of subsets, and never of the empty one.
     """
     parts = 2
     while True:
-        size = max(len(items) // parts, 1)
-        chunks = [items[start : start + size] for start in range(0, len(items), size)]
-        rests = [[item for item in items if item not in chunk] for chunk in chunks if len(chunks) > 2]
-        smaller = next((part for part in (*chunks, *rests) if len(part) < len(items) and fails(part)), None)
+        ordered, size = sorted(items), max(len(items) // parts, 1)
+        chunks = [frozenset(ordered[start : start + size]) for start in range(0, len(ordered), size)]
+        rests = [frozenset(ordered) - chunk for chunk in chunks if len(chunks) > 2]
+        smaller = next((part for part in (*chunks, *rests) if len(part) < len(ordered) and fails(part)), None)
         if smaller is not None:
             items, parts = smaller, 2 if smaller in chunks else max(parts - 1, 2)
         elif size == 1:
-            return items
+            return frozenset(items)
         else:
             parts = min(parts * 2, len(items))
 

@@ -70,20 +70,16 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
     if recipe.problem or not recipe.sources:
         raise UsageError(recipe.problem or f"{a.path} recorded no source files: capture it again with this version")
     one, two = recorded_files(a, recipe), recorded_files(b, recipe_b, _names_in_a(recipe, recipe_b))
-    sources = {*one.sources, *two.sources}
-    differing = [
-        name
-        for name, digest in sorted(two.digests.items())
-        if one.digests.get(name) != digest and (name in two.sources or name in one.digests)
-    ]
-    held_b = two.held({*sources, *differing})
+    both = sorted(two.sources | two.digests.keys() & one.digests.keys())
+    differing = [name for name in both if one.digests.get(name) != two.digests[name]]
+    wanted = {*one.sources, *two.sources, *differing}
+    held_b = two.held(wanted)
     equal = {name: data for name, data in held_b.items() if one.digests.get(name) == two.digests[name]}
-    held_a = equal | one.held({*sources, *differing})
+    held_a = equal | one.held(wanted)
     gone = [name for name in sorted(one.sources - held_a.keys()) if one.places[name].is_file()]
     if gone:
-        raise UsageError(
-            f"the text of {some(gone, _SHOWN)} is not kept in {a.path}, and it was changed since: capture the run again"
-        )
+        text = f"the text of {some(gone, _SHOWN)} is not kept in {a.path}"
+        raise UsageError(f"{text}, and it was changed since: capture the run again")
     settings = differing_settings((a, b), (recipe, recipe_b))
     secret = [each for each in settings if REDACTED in (each.a, each.b)]
     unknown = [f"{each.name}: its value was redacted" for each in secret]
@@ -115,12 +111,10 @@ def _changes(
     names = [name for name in differing if name in held_a and name in held_b]
     one, two = ({name: decoded(held[name]) or "" for name in names} for held in (held_a, held_b))
     edits = {change: of for name in names for change, of in edits_of(name, one[name], two[name]).items()}
-    new = {name: decoded(data) or "" for name, data in held_b.items() if name not in in_a}
-    texts_a, texts_b = (
-        {name: text for name, text in each.items() if name.endswith(".py")} for each in (one, two | new)
-    )
-    computes, *_ = changed_between(texts_a, texts_b, held_b)
-    joined = join_edits([*edits], texts_a, texts_b, computes)
+    two |= {name: decoded(data) or "" for name, data in held_b.items() if name not in in_a}
+    a, b = ({name: text for name, text in each.items() if name.endswith(".py")} for each in (one, two))
+    computes, *_ = changed_between(a, b, held_b)
+    joined = join_edits([*edits], a, b, computes)
     return joined, {(change.file, change.a, change.b): of for change, of in edits.items()}
 
 
@@ -131,9 +125,8 @@ def _names_in_a(a: Recipe, b: Recipe) -> dict[str, str]:
     """
     if not a.script or not b.script:
         return {}
-    name_a, name_b = (
-        os.path.relpath(os.path.realpath(recipe.directory / recipe.script), project_root(recipe)) for recipe in (a, b)
-    )
+    scripts = [(os.path.realpath(each.directory / each.script), project_root(each)) for each in (a, b)]
+    name_a, name_b = (os.path.relpath(*script) for script in scripts)
     return {name_b: name_a} if name_a not in b.sources and name_b in b.sources else {}
 
 
@@ -207,9 +200,7 @@ def differing_settings(runs: tuple[Run, Run], recipes: tuple[Recipe, Recipe]) ->
         "environment": [run.settings.document("environment") for run in runs],
         "capture": [run.settings.document("seeds") for run in runs],
     }
-    every = (
-        Difference(axis, *each) for axis, (one, two) in axes.items() for each in sorted(unequal(one, two), key=str)
-    )
+    every = [Difference(axis, *each) for axis, both in axes.items() for each in sorted(unequal(*both), key=str)]
     return [each for each in every if each.axis != "environment" or not ENV_NOISE.match(each.name)]
 
 
