@@ -224,7 +224,7 @@ class Code:
                         yield s
 
     def _givers_of_part(self, place: Definition, part: int | None) -> list[Statement]:
-        """Statements of a function that give names in a part of the tuple it returns, or in all (None); [] without one."""
+        """Statements of a function that give names in a part of the tuple it returns (None: all); [] without one."""
         inside = self.by_definition[place]
         given = [s.node.value for s in inside if isinstance(s.node, ast.Return) and s.node.value is not None]
         if part is not None and not all(len(getattr(each, "elts", ())) > part for each in given):
