@@ -191,8 +191,8 @@ def _last_part(name: str) -> str:
 def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths, ...]:
     """Statements of one version that are RECORDED, COMPUTES, BUILDS and BETWEEN, in this order, with their depths.
 
-    Left out is what runs after a place in the first forward pass, in the module's own code behind its first output too;
-    what runs ahead of the last module that agreed, or reaches other parts of the output alone, is one deeper.
+    Left out is what runs after a place in the first forward pass. One deeper is what runs ahead of the last module that
+    agreed, or does not reach the part of the output; the latter in its module's first call is `_FAR` deeper.
 
     Args:
         code: the version.
@@ -218,14 +218,15 @@ def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths
     is_in_first_pass = at.site.phase is Phase.FORWARD and at.first.step == 0
     around = ancestors(at.site.fqn) if is_in_first_pass and at.cause.reason != "gap" else ()
     late = _statements_beside(code, at, around, at.site.fqn, after=True)
-    aside = _statements_beside(code, at, [at.cause.module] * bool(at.cause.after), at.cause.after, after=False)
-    kind, part, owner = at.site.kind, at.site.path.strip("[]"), at.modules.get(at.site.fqn)
-    for place in code.methods(owner.module_class, "forward") if kind is Kind.OUTPUT and owner is not None else ():
-        if part.isdecimal():
-            aside |= code.statements_apart(place, int(part))
-        if is_in_first_pass and not at.site.call:
-            late |= code.statements_after(place, int(part) if part.isdecimal() else None)
-    return tuple({s: depth + (s in aside) for s, depth in depths.items() if s not in late} for depths in reach)
+    ahead = _statements_beside(code, at, [at.cause.module] * bool(at.cause.after), at.cause.after, after=False)
+    deeper = dict.fromkeys(ahead, 1)
+    part, owner, first = at.site.path.strip("[]"), at.modules.get(at.site.fqn), is_in_first_pass and not at.site.call
+    if at.site.kind is Kind.OUTPUT and owner is not None and (part.isdecimal() or first):
+        number = int(part) if part.isdecimal() else None
+        for place in code.methods(owner.module_class, "forward"):
+            apart = code.statements_apart(place, number, first=first)
+            deeper |= dict.fromkeys(apart, _FAR if first else 1)
+    return tuple({s: depth + deeper.get(s, 0) for s, depth in depths.items() if s not in late} for depths in reach)
 
 
 def _statements_beside(code: Code, at: View, owners: Sequence[str], fqn: str, *, after: bool) -> set[Statement]:

@@ -233,20 +233,24 @@ class Code:
         names = {n.id for each in parts for n in ast.walk(each) if isinstance(n, ast.Name)}
         return [s for s in inside if names & {name.rpartition(":")[2] for name in s.gives}]
 
-    def statements_apart(self, place: Definition, part: int) -> set[Statement]:
-        """Statements of a function whose values do not reach that part of the tuple it returns; none without one."""
-        inside, seeds = {*self.by_definition[place]}, dict.fromkeys(self._givers_of_part(place, part), 0)
-        behind = _closure(seeds, lambda s: inside.intersection(self._statements_before(s, ())), len(inside))
-        return {s for s in inside - behind.keys() if seeds and not isinstance(s.node, ast.Return)}
+    def statements_apart(self, place: Definition, part: int | None, *, first: bool) -> set[Statement]:
+        """Statements of a function whose values do not reach that part of what it returns; none without one.
 
-    def statements_after(self, place: Definition, part: int | None) -> set[Statement]:
-        """Statements of a function behind the last that gives a part of what it returns, as `statements_apart` has it.
-
-        Those in a loop with that are left out.
+        Args:
+            place: the function.
+            part: as for `_givers_of_part`.
+            first: whether in the first call, when nothing reaches what stands ahead of it; then calls of the object's
+                own methods, which may do anything, are not among them.
         """
-        giving, inside = self._givers_of_part(place, part), self.by_definition[place]
-        last = max(giving, key=lambda s: s.lines[1], default=inside[-1])
-        return {s for s in inside if _is_behind(s, last) and not isinstance(s.node, ast.Return)}
+        inside, seeds = {*self.by_definition[place]}, dict.fromkeys(self._givers_of_part(place, part), 0)
+
+        def before(statement: Statement) -> Iterator[Statement]:
+            """Statements of the function one step behind one of them."""
+            found = inside.intersection(self._statements_before(statement, ()))
+            return (other for other in found if not (first and _is_behind(other, statement)))
+
+        apart = inside - _closure(seeds, before, len(inside)).keys()
+        return {s for s in apart if seeds and not (isinstance(s.node, ast.Return) or (first and _calls_own_method(s)))}
 
     def reached_from(self, *places: Definition, depth: int = 0) -> Depths:
         """Statements of these functions and of all that they call or name, each with `depth` plus the calls between."""
@@ -295,6 +299,12 @@ def _is_behind(statement: Statement, other: Statement) -> bool:
     """Whether a statement of a function stands behind another one, in no loop with it."""
     both = {*statement.around} & {*other.around, other}
     return statement.lines[0] > other.lines[1] and not any(isinstance(each.node, _LOOPS) for each in both)
+
+
+def _calls_own_method(statement: Statement) -> bool:
+    """Whether a statement is a call of a method by the name of its object alone: `self.begin(x)`."""
+    called = getattr(getattr(statement.node, "value", None), "func", None)
+    return isinstance(statement.node, ast.Expr) and isinstance(getattr(called, "value", None), ast.Name)
 
 
 def _closure(seeds: Depths, step: Callable[[Statement], Iterable[Statement]], most: int) -> Depths:
