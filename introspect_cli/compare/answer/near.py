@@ -211,22 +211,31 @@ def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths
     between = code.training_loops() if "between" in leads.through else set[Statement]()
     if "called" in leads.through:
         between |= code.with_what_runs(dict.fromkeys(between, 0)).keys()
-    computes = _computing(code, at, side, clues, models, between)
+    is_in_first_pass = at.site.phase is Phase.FORWARD and at.first.step == 0
+    is_first = is_in_first_pass and not at.site.call
+    apart = _statements_apart(code, at, first=is_first)
+    computes = _computing(code, at, side, clues, models, between, apart if is_first else set())
     if at.cause.reason == "gap":  # what was not recorded may be anything
         between.update(code.statements)
     reach = recorded, computes, code.statements_behind([*recorded, *computes], models), dict.fromkeys(between, 0)
-    is_in_first_pass = at.site.phase is Phase.FORWARD and at.first.step == 0
     around = ancestors(at.site.fqn) if is_in_first_pass and at.cause.reason != "gap" else ()
     late = _statements_beside(code, at, around, at.site.fqn, after=True)
-    ahead = _statements_beside(code, at, [at.cause.module] * bool(at.cause.after), at.cause.after, after=False)
-    deeper = dict.fromkeys(ahead, 1)
-    part, owner, first = at.site.path.strip("[]"), at.modules.get(at.site.fqn), is_in_first_pass and not at.site.call
-    if at.site.kind is Kind.OUTPUT and owner is not None and (part.isdecimal() or first):
-        number = int(part) if part.isdecimal() else None
-        for place in code.methods(owner.module_class, "forward"):
-            apart = code.statements_apart(place, number, first=first)
-            deeper |= dict.fromkeys(apart, _FAR if first else 1)
-    return tuple({s: depth + deeper.get(s, 0) for s, depth in depths.items() if s not in late} for depths in reach)
+    aside = apart | _statements_beside(code, at, [at.cause.module] * bool(at.cause.after), at.cause.after, after=False)
+    return tuple({s: depth + (s in aside) for s, depth in depths.items() if s not in late} for depths in reach)
+
+
+def _statements_apart(code: Code, at: View, *, first: bool) -> set[Statement]:
+    """Statements of the module's forward that do not reach the part of its output that the place is.
+
+    Of all that it returns where it is no part, `first`: the module's first call; none at other places.
+    """
+    part, owner = at.site.path.strip("[]"), at.modules.get(at.site.fqn)
+    number = int(part) if part.isdecimal() else None
+    if at.site.kind is not Kind.OUTPUT or owner is None or (number is None and not first):
+        return set()
+    return {
+        s for p in code.methods(owner.module_class, "forward") for s in code.statements_apart(p, number, first=first)
+    }
 
 
 def _statements_beside(code: Code, at: View, owners: Sequence[str], fqn: str, *, after: bool) -> set[Statement]:
@@ -248,7 +257,9 @@ def _statements_on(code: Code, lines: Sequence[str]) -> list[Statement]:
     return [s for line in places for s in code.statements_at(line[1], int(line[2]), int(line[2]))]
 
 
-def _computing(code: Code, at: View, side: int, clues: Clues, models: set[str], between: set[Statement]) -> Depths:
+def _computing(
+    code: Code, at: View, side: int, clues: Clues, models: set[str], between: set[Statement], apart: set[Statement]
+) -> Depths:
     """Statements that compute the first value that differs, with their depth: by the reason, and what they call.
 
     Args:
@@ -258,6 +269,7 @@ def _computing(code: Code, at: View, side: int, clues: Clues, models: set[str], 
         clues: of it.
         models: what the script calls its models.
         between: what a step runs; where it is known, no other call of a model is one of the training.
+        apart: what does not reach the place from the code around it, and is with what it calls `_FAR` away.
     """
     reason, (pattern, through) = clues.reason, _LEADS_BY_REASON.get(clues.reason, Leads())
     calling = _calling(code, at, side) if "modules" in through else set()
@@ -269,7 +281,7 @@ def _computing(code: Code, at: View, side: int, clues: Clues, models: set[str], 
     classes, around = ([at.modules[name].module_class for name in names] for names in owners)
     for names, depth in ((around, _AROUND), (classes, 0)) if "modules" in through else ((optimizers, 0),):
         methods = {place for name in names for place in code.methods(name, *_FORWARD, "step")}
-        near = code.reached_from(*methods, depth=depth or int(not calling <= methods)) | near
+        near = code.reached_from(*methods, depth=depth or int(not calling <= methods), without=apart) | near
     # lines on record of a random state that differs are of seedings
     calls = re.compile(_SEED if reason == "rng" and any(map(any, clues.lines)) else pattern)
     near = {s: 1 for s in code.statements if any(map(calls.search, s.calls | s.gives))} | near
@@ -282,7 +294,8 @@ def _computing(code: Code, at: View, side: int, clues: Clues, models: set[str], 
             starts &= between
         starts |= {s for s in code.statements if s.scope.endswith(_LEADS)}
         near = code.statements_behind(starts, models) | near
-    return code.with_what_runs({s: 1 for s, depth in near.items() if depth <= 1}) | near
+    near = code.with_what_runs({s: 1 for s, depth in near.items() if depth <= 1}) | near
+    return code.with_what_runs(dict.fromkeys(apart, _FAR)) | near
 
 
 _ELSEWHERE = ORDER.index(Nearness.ELSEWHERE), 0

@@ -215,34 +215,29 @@ class Code:
         With `after` False, those ahead of the first one.
         """
         for file, qualified, _ in self.classes.get(class_name, ()):
-            for place in (
-                each for each in self.by_definition if each[0] == file and each[1].startswith(f"{qualified}.")
-            ):
+            methods = [each for each in self.by_definition if each[0] == file and each[1].startswith(f"{qualified}.")]
+            for place in methods:
                 calling = [s for s in self.by_definition[place] if name in s.takes]
                 for s in self.by_definition[place] if calling and not place[1].endswith("__init__") else ():
                     if _is_behind(s, calling[-1]) if after else s.lines[1] < calling[0].lines[0]:
                         yield s
 
-    def _givers_of_part(self, place: Definition, part: int | None) -> list[Statement]:
-        """Statements of a function that give names in a part of the tuple it returns (None: all); [] without one."""
-        inside = self.by_definition[place]
-        given = [s.node.value for s in inside if isinstance(s.node, ast.Return) and s.node.value is not None]
-        if part is not None and not all(len(getattr(each, "elts", ())) > part for each in given):
-            return []
-        parts = given if part is None else [each.elts[part] for each in given]  # type: ignore[attr-defined] # tuples
-        names = {n.id for each in parts for n in ast.walk(each) if isinstance(n, ast.Name)}
-        return [s for s in inside if names & {name.rpartition(":")[2] for name in s.gives}]
-
     def statements_apart(self, place: Definition, part: int | None, *, first: bool) -> set[Statement]:
-        """Statements of a function whose values do not reach that part of what it returns; none without one.
+        """Statements of a function whose values do not reach what it returns; none where it returns no names.
 
         Args:
             place: the function.
-            part: as for `_givers_of_part`.
+            part: of the tuple it returns, the part that is meant; None for all.
             first: whether in the first call, when nothing reaches what stands ahead of it; then calls of the object's
                 own methods, which may do anything, are not among them.
         """
-        inside, seeds = {*self.by_definition[place]}, dict.fromkeys(self._givers_of_part(place, part), 0)
+        inside = {*self.by_definition[place]}
+        given = [s.node.value for s in inside if isinstance(s.node, ast.Return) and s.node.value is not None]
+        if part is not None and not all(len(getattr(each, "elts", ())) > part for each in given):
+            return set()
+        parts = given if part is None else [each.elts[part] for each in given]  # type: ignore[attr-defined] # tuples
+        names = {n.id for each in parts for n in ast.walk(each) if isinstance(n, ast.Name)}
+        seeds = {s: 0 for s in inside if names & {name.rpartition(":")[2] for name in s.gives}}
 
         def before(statement: Statement) -> Iterator[Statement]:
             """Statements of the function one step behind one of them."""
@@ -252,9 +247,13 @@ class Code:
         apart = inside - _closure(seeds, before, len(inside)).keys()
         return {s for s in apart if seeds and not (isinstance(s.node, ast.Return) or (first and _calls_own_method(s)))}
 
-    def reached_from(self, *places: Definition, depth: int = 0) -> Depths:
-        """Statements of these functions and of all that they call or name, each with `depth` plus the calls between."""
-        return self.with_what_runs({s: depth for place in places for s in self.by_definition.get(place, ())})
+    def reached_from(self, *places: Definition, depth: int = 0, without: Container[Statement] = frozenset()) -> Depths:
+        """Statements of these functions and of all that they call or name, each with `depth` plus the calls between.
+
+        Statements in `without` are passed over, and what only these call.
+        """
+        inside = (s for place in places for s in self.by_definition.get(place, ()) if s not in without)
+        return self.with_what_runs(dict.fromkeys(inside, depth))
 
     def with_what_runs(self, depths: Depths) -> Depths:
         """These statements and those of all functions that they call or name, each with a depth more for each call."""
