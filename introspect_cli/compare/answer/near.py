@@ -233,9 +233,8 @@ def _statements_apart(code: Code, at: View, *, first: bool) -> set[Statement]:
     number = int(part) if part.isdecimal() else None
     if at.site.kind is not Kind.OUTPUT or owner is None or (number is None and not first):
         return set()
-    return {
-        s for p in code.methods(owner.module_class, "forward") for s in code.statements_apart(p, number, first=first)
-    }
+    places = code.methods(owner.module_class, "forward")
+    return {s for place in places for s in code.statements_apart(place, number, first=first)}
 
 
 def _statements_beside(code: Code, at: View, owners: Sequence[str], fqn: str, *, after: bool) -> set[Statement]:

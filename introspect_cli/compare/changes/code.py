@@ -194,9 +194,8 @@ class Code:
     def methods(self, class_name: str, *names: str) -> set[Definition]:
         """Places of the methods of a class with any of these names, with those of base classes in these files."""
         kinds = (each for name in self.kinds_of(class_name) for each in self.classes.get(name, ()))
-        return {
-            (file, f"{qualified}.{name}") for file, qualified, _ in kinds for name in names
-        } & self.by_definition.keys()
+        places = {(file, f"{qualified}.{name}") for file, qualified, _ in kinds for name in names}
+        return places & self.by_definition.keys()
 
     def functions_meant(self, name: str, by: Definition) -> list[Definition]:
         """Functions that a call of `name` in place `by` may mean.
