@@ -79,6 +79,16 @@ def test_every_command_on_a_page_has_options_that_the_tool_takes(path):
             pytest.fail(f"{line}: {error.format_message()}")
 
 
+def test_every_option_of_a_capture_is_on_a_page_that_says_when_it_is_wanted():
+    """Pages of reference list all options; a guide, or a page on costs or neutrality, says what each is for."""
+    pages = [path for path in PAGES if path.parent.name != "reference"]
+    text = "".join(path.read_text(encoding="utf-8") for path in (*pages, ROOT / "README.md"))
+    named = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text))
+    capture = cli.introspect.get_command(click.Context(cli.introspect), "capture")
+    options = [option for option in capture.params if isinstance(option, click.Option) and not option.hidden]
+    assert [option.name for option in options if not named & {*option.opts, *option.secondary_opts}] == []
+
+
 def test_links_between_pages_lead_somewhere():
     for path in (*DOCS.rglob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"):
         for target, _, anchor in (
