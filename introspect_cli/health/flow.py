@@ -211,7 +211,7 @@ def saturated(table: Table) -> Iterator[Hit]:
     outputs = table.tensors(Kind.OUTPUT, floats=False)
     squashing = [site for site in outputs if table.sites.module_class[site] in ("Tanh", "Sigmoid")]
     for site in require(squashing, "a Tanh or Sigmoid module"):
-        steps, (mean, var) = table.stats(site, "mean", "var")
+        steps, mean, var = table.stat(site, "mean", "var")
         square = var + mean * mean
         # E[1 - t^2] for tanh, E[s (1 - s)] of at most 1/4 for the sigmoid: the derivative, averaged.
         slope = 1 - square if table.sites.module_class[site] == "Tanh" else 4 * (mean - square)

@@ -101,7 +101,7 @@ class _Window:
         column = table.column(number)
         values = _SERIES[name](column.floats) if name in _SERIES else column.checksum
         out = np.full(len(self.steps), np.nan if name in _SERIES else 0, values.dtype)
-        there, rows = common[number in table.few.place]
+        there, rows = common[int(table.few.place[number] >= 0)]
         out[there] = values[rows]
         return out
 

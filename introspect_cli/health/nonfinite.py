@@ -121,7 +121,7 @@ def overflow_ahead(table: Table) -> Iterator[Hit]:
         if layout is None or layout.dtype not in LARGEST:
             continue
         limit = LARGEST[layout.dtype]
-        steps, (low, high) = table.stats(site, "min", "max")
+        steps, low, high = table.stat(site, "min", "max")
         largest = np.maximum(np.abs(low), np.abs(high))
         near = np.flatnonzero(largest > limit / HEADROOM)
         if layout.dtype != "float16":

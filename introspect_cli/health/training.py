@@ -123,7 +123,7 @@ def _copied_modules(table: Table, trained: set[str]) -> set[str]:
     values = {name: tuple(table.column(site).checksum[:1].tolist()) for name, site in started.items()}
     originals = {values[name] for name in trained & values.keys()}
     new = {name.rpartition(".")[0] for name in started if name in trained or values[name] not in originals}
-    ranges = {name: table.stats(site, "min", "max")[1] for name, site in started.items()}
+    ranges = {name: table.stat(site, "min", "max")[1:] for name, site in started.items()}
     return {name.rpartition(".")[0] for name, (low, high) in ranges.items() if (low[:1] < high[:1]).any()} - new
 
 
@@ -214,7 +214,7 @@ def _batches(table: Table) -> dict[str, list[tuple[int, tuple[int, ...], int]]]:
     columns = table.few
     groups: dict[tuple[str, int], list[int]] = {}
     for site in table.pick(Kind.BATCH, phase=Phase.DATA):
-        groups.setdefault((table.fqn[site], table.call[site]), []).append(columns.place[site])
+        groups.setdefault((table.fqn[site], table.call[site]), []).append(int(columns.place[site]))
     batches: dict[str, list[tuple[int, tuple[int, ...], int]]] = {}
     for row, step in enumerate(columns.steps.tolist()):
         for (loader, _), places in sorted(groups.items()):
