@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.health.findings import Hit, Level, NotObservedError, require, rule
+from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.health.table import Table, first_rise, lasting
 from introspect_cli.records import Kind, Phase
 
@@ -70,11 +70,8 @@ def _layers(table: Table) -> list[int]:
 
     First calls alone; embeddings and normalisations are none.
     """
-    owners = set()
-    for site in table.pick(Kind.GRAD):
-        layout = table.layout(site)
-        if layout is not None and len(layout.shape) > 1:
-            owners.add(table.fqn[site].rpartition(".")[0])
+    weights = (site for site in table.pick(Kind.GRAD) if len(table.layout(site).shape) > 1)
+    owners = {table.fqn[site].rpartition(".")[0] for site in weights}
     layers = []
     for site in table.pick(Kind.GRAD_OUTPUT, phase=Phase.BACKWARD):
         made = table.of_call(site, Kind.OUTPUT, table.path[site])
@@ -182,10 +179,10 @@ def _activations(table: Table) -> list[int]:
     """Sites of floating point outputs, and of inputs with a gradient, of two or more dimensions; no `_NO_ZEROS`."""
     sites = []
     for site in table.tensors(Kind.OUTPUT, Kind.INPUT, phase=Phase.FORWARD):
-        layout, gradient = table.layout(site), table.of_call(site, Kind.GRAD_INPUT, table.path[site])
+        gradient = table.of_call(site, Kind.GRAD_INPUT, table.path[site])
         flows = table.sites.kind[site] == Kind.OUTPUT or gradient is not None
         counts = not any(word in table.sites.module_class[site] for word in _NO_ZEROS)
-        if flows and counts and layout is not None and len(layout.shape) > 1:
+        if flows and counts and len(table.layout(site).shape) > 1:
             sites.append(site)
     return sites
 
@@ -306,8 +303,7 @@ def gradients_left_over(table: Table) -> Iterator[Hit]:
     """
     names, taken, given = _sums(table)
     steps = table.many.steps
-    if len(names) < BIASES:
-        raise NotObservedError(f"gradients of {BIASES} biases and those at their modules' outputs")
+    require(len(names) >= BIASES, f"gradients of {BIASES} biases and those at their modules' outputs")
     hits, asked = [], 0
     for row in (np.flatnonzero(np.diff(steps) == 1) + 1)[:MOST]:
         there = np.isfinite(taken[row]) & np.isfinite(given[row]) & np.isfinite(taken[row - 1])
@@ -315,9 +311,8 @@ def gradients_left_over(table: Table) -> Iterator[Hit]:
             asked += 1
             if _is_left_over(taken[row][there], given[row][there], taken[row - 1][there]):
                 hits.append(int(steps[row]))
-    if not asked:
-        raise NotObservedError("gradients of two steps in a row")
-    if len(hits) >= LEFT_OVER and len(hits) >= MOSTLY * asked:
+    require(asked, "gradients of two steps in a row")
+    if len(hits) >= max(LEFT_OVER, MOSTLY * asked):
         evidence = (
             f"in {len(hits)} of {asked} steps, the sums of the gradients of {len(names)} biases are those at their "
             "modules' outputs plus the gradients of the step before"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.health.table import FLOATS, UNMEASURED
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
@@ -190,8 +191,8 @@ def pack(
             series.append(entry)
             run, number = next(iter(numbers.items()))
             layout = tables[run].layout(number)
-            described = (layout.dtype, layout.shape, layout.numel) if layout else ("", (), 0)
-            about.append((tables[run].sites.module_class[number], *described))
+            shape = layout.shape if layout is not UNMEASURED else ()
+            about.append((tables[run].sites.module_class[number], layout.dtype, shape, layout.numel))
     none = 0, len(window.steps)
     values = np.stack(kept) if kept else np.zeros(none, np.float32)
     compares = np.stack(states) if states else np.zeros(none, np.uint8)
@@ -285,8 +286,8 @@ class Depth:
     low: tuple[float, ...]
     middle: tuple[float, ...]
     high: tuple[float, ...]
-    dtypes: tuple[str, ...] = ()
-    total: int = 0
+    dtypes: tuple[str, ...]
+    total: int
 
 
 def depth(table: Table, kind: Kind, most: int = 300) -> Depth:
@@ -303,14 +304,9 @@ def depth(table: Table, kind: Kind, most: int = 300) -> Depth:
     for site in sites[:: max(1, -(-len(sites) // most))]:
         with np.errstate(all="ignore"):
             norm = table.norms([site])[:, 0]
-        layout = table.layout(site)
-        if layout is None or not layout.numel:
-            continue
-        scale = norm[np.isfinite(norm)] / layout.numel**0.5
-        if len(scale) and layout.dtype.startswith(("float", "bfloat")):
-            scales = np.quantile(scale, [0.1, 0.5, 0.9]).tolist()
+        layout, finite = table.layout(site), norm[np.isfinite(norm)]
+        if layout.numel and len(finite) and layout.dtype.startswith(FLOATS):
+            scales = np.quantile(finite / layout.numel**0.5, [0.1, 0.5, 0.9]).tolist()
             rows.append((f"{table.fqn[site]}{table.path[site]}", *scales, layout.dtype))
-    if not rows:
-        return Depth((), (), (), ())
-    names, low, middle, high, dtypes = zip(*rows, strict=True)
+    names, low, middle, high, dtypes = zip(*rows, strict=True) if rows else [()] * 5
     return Depth(names, low, middle, high, dtypes, len(sites))

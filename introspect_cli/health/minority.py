@@ -64,13 +64,17 @@ def _held_by(reader: RankReader, step: int) -> Array:
     return out
 
 
-def _records_of(reader: RankReader, batch: StepBatch) -> tuple[Array, Array, Array, Array]:
-    """(key of the site, checksum, share, row) of each record of parameters, gradients and optimizer states."""
+def _records_of(reader: RankReader, batch: StepBatch, of: int | None = None) -> tuple[Array, Array, Array, Array]:
+    """(key of the site, checksum, share, row) of each record of parameters, gradients and optimizer states.
+
+    Those of the share `of` alone, if it is given.
+    """
     codes = _codes_of(reader.sites)
     rows = np.flatnonzero(np.isin(codes, _KINDS)[batch.site])
     site, places = batch.site[rows], np.array([_hashed(repr(each.part)) for each in reader.layouts], np.uint64)
     share = mix(places[batch.layout[rows]] ^ codes[site])
-    return np.asarray(reader.sites.key, np.uint64)[site], np.asarray(batch.checksum[rows]), share, rows
+    held = np.asarray(reader.sites.key, np.uint64)[site], np.asarray(batch.checksum[rows]), share, rows
+    return held if of is None else tuple(each[share == of] for each in held)
 
 
 @lru_cache(maxsize=4)  # many ranks have one table
@@ -162,16 +166,13 @@ def _differing_records(run: Run, of: int, rank: int, base: int, most: int) -> li
         if step not in one or two.entries["digest"][row] == one.entries["digest"][one.row_of(step)]:
             continue
         batch = two.read(step)
-        theirs, mine = _records_of(one, one.read(step)), _records_of(two, batch)
-        copies = {
-            key: checksum
-            for key, checksum, share in zip(*(each.tolist() for each in theirs[:3]), strict=True)
-            if share == of
-        }
+        (theirs, copies, *_), (keys, checksums, _, rows) = (
+            _records_of(one, one.read(step), of),
+            _records_of(two, batch, of),
+        )
+        _, there, here = np.intersect1d(theirs, keys, return_indices=True)
         hits = []
-        for key, checksum, share, at in zip(*(each.tolist() for each in mine), strict=True):
-            if share != of or copies.get(key, checksum) == checksum:
-                continue
+        for at in rows[here[copies[there] != checksums[here]]].tolist():
             site, _ = two.sites[int(batch.site[at])]
             device = two.layouts[int(batch.layout[at])].device
             where = ", ".join(text for text in (device, f"host {host}" if host else "") if text)

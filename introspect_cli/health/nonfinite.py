@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.health.findings import Hit, Level, NotObservedError, require, rule
+from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.health.table import first_rise
 from introspect_cli.records import Kind, Phase
 
@@ -76,8 +76,8 @@ def nonfinite(table: Table) -> Iterator[Hit]:
     Cause: a division by zero, the log or root of something not positive, an overflow, or bad data
     """
     require(len(table.many.steps), "a step with records")
-    if all(np.isnan(columns.floats["bad"]).all() for columns in (table.many, table.few)):
-        raise NotObservedError("statistics (`--stats`)")
+    counted = not all(np.isnan(columns.floats["bad"]).all() for columns in (table.many, table.few))
+    require(counted, "statistics (`--stats`)")
     skipped = table.moves.skipped
     events = [
         event
@@ -117,19 +117,17 @@ def overflow_ahead(table: Table) -> Iterator[Hit]:
     require(any(layout.dtype in LARGEST for layout in table.reader.layouts), "a tensor of float16, bfloat16 or float32")
     # Not the gradients on their way: a scaler makes them as large as they can be, on purpose.
     for site in table.pick(Kind.INPUT, Kind.OUTPUT, Kind.GRAD, Kind.PARAM):
-        layout = table.layout(site)
-        if layout is None or layout.dtype not in LARGEST:
-            continue
-        limit = LARGEST[layout.dtype]
+        dtype = table.layout(site).dtype
+        limit = LARGEST.get(dtype, np.inf)
         steps, low, high = table.stat(site, "min", "max")
         largest = np.maximum(np.abs(low), np.abs(high))
-        near = np.flatnonzero(largest > limit / HEADROOM)
-        if layout.dtype != "float16":
-            near = near[largest[near] < MASKED]  # so far out that only something explosive gets there
+        # So far out that only something explosive gets there; float16 ends below it.
+        near = np.flatnonzero((largest > limit / HEADROOM) & (largest < MASKED))
         if len(near):
             at = int(near[0])
-            text = f"reaches {largest[at]:.3g} at step {steps[at]}; {layout.dtype} ends at {limit:.5g}"
-            yield table.hit(site, steps[at], text)
+            yield table.hit(
+                site, steps[at], f"reaches {largest[at]:.3g} at step {steps[at]}; {dtype} ends at {limit:.5g}"
+            )
 
 
 @rule(Level.INFO)
@@ -153,9 +151,9 @@ def underflow(table: Table) -> Iterator[Hit]:
         less than {KEPT:.0%} of the one at its output
     Cause: no gradient scaler, or a scale that is too low
     """
-    gradients = ((site, table.layout(site)) for site in table.pick(Kind.GRAD_INPUT, phase=Phase.BACKWARD))
-    sites = [site for site, layout in gradients if layout is not None and layout.dtype == "float16"]
-    for site in require(sites, "float16 gradients"):
+    gradients = table.pick(Kind.GRAD_INPUT, phase=Phase.BACKWARD)
+    halves = [site for site in gradients if table.layout(site).dtype == "float16"]
+    for site in require(halves, "float16 gradients"):
         above = table.of_call(site, Kind.GRAD_OUTPUT)
         steps, zeros = table.stat(site, "zeros")
         source = table.stat(above, "zeros")[1] if above is not None else np.zeros(0)

@@ -18,14 +18,13 @@ import numpy as np
 
 from introspect_cli.derived import l2_norm
 from introspect_cli.health.findings import Hit
-from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.records import Kind, Layout, Phase, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from introspect_cli.records import Layout
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.names import SiteTable
     from introspect_cli.store.reader import RankReader
@@ -39,7 +38,10 @@ SHARES = ("zeros", "bad")
 SiteName = tuple[str, str, str, int, str]
 """Phase, kind, FQN, call, path."""
 
-_FLOATS = ("float", "bfloat")
+FLOATS = ("float", "bfloat")
+"""What floating point dtypes begin with."""
+
+UNMEASURED = Layout((0,), "")
 
 
 class NonFinite(NamedTuple):
@@ -238,20 +240,17 @@ class Table:
         """A hit at a site, which is named as `name` has it; its rank is left at 0."""
         return Hit(int(step), self.name(site), evidence)
 
-    def layout(self, site: int) -> Layout | None:
-        """The layout of a site in the first kept step in which it was measured; None where it never was."""
+    def layout(self, site: int) -> Layout:
+        """The layout of a site in the first kept step in which it was measured; `UNMEASURED` where it never was."""
         seen = self.column(site).layout
         seen = seen[seen >= 0]
-        return self.reader.layouts[int(seen[0])] if len(seen) else None
+        return self.reader.layouts[int(seen[0])] if len(seen) else UNMEASURED
 
     def tensors(self, *kinds: Kind, phase: Phase | None = None, floats: bool = True) -> list[int]:
         """As `pick`, of sites with more than one element; of floating point dtypes alone unless `floats` is False."""
-        sites = []
-        for site in self.pick(*kinds, phase=phase):
-            layout = self.layout(site)
-            if layout is not None and layout.numel > 1 and (not floats or layout.dtype.startswith(_FLOATS)):
-                sites.append(site)
-        return sites
+        layouts = {site: self.layout(site) for site in self.pick(*kinds, phase=phase)}
+        dtypes = FLOATS if floats else ""
+        return [site for site, layout in layouts.items() if layout.numel > 1 and layout.dtype.startswith(dtypes)]
 
     def norms(self, sites: Sequence[int]) -> NDArray[np.float64]:
         """float64 (T, n), L2 norms of the finite elements of sites in `many`; NaN where not measured."""
@@ -267,8 +266,7 @@ class Table:
         Args:
             sites: numbers of sites, each in `many`.
         """
-        total: NDArray[np.float64] = np.sqrt(np.nansum(self.norms(sites) ** 2, axis=1))
-        return total
+        return np.asarray(np.sqrt(np.nansum(self.norms(sites) ** 2, axis=1)))
 
     def stat(self, site: int, *names: str) -> tuple[NDArray[Any], ...]:
         """int64 step numbers, and float64 values of each of these statistics, at the steps where all are present."""

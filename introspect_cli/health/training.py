@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.health.findings import Hit, Level, NotObservedError, require, rule
+from introspect_cli.health.findings import Hit, Level, require, rule
+from introspect_cli.health.table import UNMEASURED
 from introspect_cli.records import SCALER, Kind, Layout, Phase
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ ROUNDING = 1e-5
 def _layouts(table: Table) -> dict[str, Layout]:
     """Layout of each parameter by FQN, where it was measured."""
     layouts = {site: table.layout(site) for site in table.pick(Kind.PARAM)}
-    return {table.fqn[site]: layout for site, layout in layouts.items() if layout is not None}
+    return {table.fqn[site]: layout for site, layout in layouts.items() if layout is not UNMEASURED}
 
 
 def _gradient_sizes(table: Table) -> dict[str, float]:
@@ -138,10 +139,9 @@ def _updates(table: Table) -> list[tuple[str, NDArray[np.int64], NDArray[np.floa
     moves = table.moves
     require(moves.names, "parameters after optimizer steps")
     optimizers = {table.fqn[site] for site in table.pick(Kind.HYPERPARAMETER)} - {SCALER}
-    if optimizers and all(name.startswith("LBFGS") for name in optimizers):
-        raise NotObservedError("an optimizer that takes small steps (L-BFGS searches along a line)")
-    if np.isnan(moves.relative).all():
-        raise NotObservedError("sketches and statistics of parameters")
+    small = not optimizers or any(not name.startswith("LBFGS") for name in optimizers)
+    require(small, "an optimizer that takes small steps (L-BFGS searches along a line)")
+    require(not np.isnan(moves.relative).all(), "sketches and statistics of parameters")
     layouts, sizes = _layouts(table), _gradient_sizes(table)
     taken = ~np.isin(moves.steps, list(moves.skipped))
     updates = []
