@@ -125,15 +125,14 @@ class Dask(Engine):
         """
         try:
             from distributed import Client
-        except ImportError:
-            raise UsageError("--engine dask:ADDRESS needs Dask: install introspect-cli[cluster]") from None
-        try:
+
             client: Any = Client
             self._client = client(self._address, timeout=_PATIENCE, set_as_default=False)
+        except ImportError:
+            raise UsageError("--engine dask:ADDRESS needs Dask: install introspect-cli[cluster]") from None
         except (OSError, ValueError) as error:
-            raise UsageError(
-                f"there is no Dask scheduler at {self._address}: {error or 'it does not answer'}"
-            ) from None
+            why = str(error) or "it does not answer"
+            raise UsageError(f"there is no Dask scheduler at {self._address}: {why}") from None
         return self
 
     def __exit__(self, *_: object) -> None:

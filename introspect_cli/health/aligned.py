@@ -23,6 +23,9 @@ from introspect_cli.texts import rank_list
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from numpy.typing import NDArray
+
+    from introspect_cli.records import Site
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import RankReader
     from introspect_cli.store.run import Run
@@ -31,16 +34,6 @@ if TYPE_CHECKING:
 
 _MULTIPLE = 1e-5
 _BIAS = re.compile(r"(Linear|(Layer|Group|Batch|Instance|SyncBatch)Norm\w*|Conv\d?d|ConvTranspose\d?d)$")
-
-
-class SiteName(NamedTuple):
-    """A site's name, equal on all ranks."""
-
-    kind: str
-    phase: str
-    fqn: str
-    path: str
-    call: int
 
 
 class Difference(NamedTuple):
@@ -169,11 +162,9 @@ class Ranks:
         return WholeReader(str(self.run.path), [*self.readers.values()], stages=self.run.stages)
 
     @cached_property
-    def sites(self) -> list[SiteName]:
-        """The name of each site, by common number."""
-        sites = self.whole.sites
-        names = zip(sites.kind, sites.phase, sites.fqn, sites.path, sites.call.tolist(), strict=True)
-        return [SiteName(*name) for name in names]
+    def sites(self) -> list[Site]:
+        """Each site, by common number."""
+        return [site for site, _ in self.whole.sites]
 
     @cached_property
     def classes(self) -> dict[str, str]:
@@ -203,12 +194,9 @@ class Ranks:
     @cached_property
     def groups(self) -> list[frozenset[int]]:
         """Data-parallel groups of ranks, one for each rank whose manifest names one; equal ones come several times."""
-        groups = [self.run.manifests.get(rank, {}).get("data_parallel") for rank in self.numbers]
-        return [
-            frozenset(rank for rank in group if type(rank) is int)
-            for group in groups
-            if group and isinstance(group, list)
-        ]
+        said = (self.run.manifests.get(rank, {}).get("data_parallel") for rank in self.numbers)
+        groups = (group for group in said if group and isinstance(group, list))
+        return [frozenset(rank for rank in group if type(rank) is int) for group in groups]
 
     @cached_property
     def has_parts(self) -> bool:
@@ -232,14 +220,14 @@ class AlignedStep:
             for row, number in enumerate(numbers[batch.site].tolist()):
                 rows.setdefault(number, {})[rank] = row
         self.rows: Mapping[int, Rows] = rows
-        self._by_kind: dict[tuple[str, str], list[int]] = {}
+        self._by_kind: dict[tuple[Kind, Phase], list[int]] = {}
         for number in rows:
             site = self.sites[number]
             self._by_kind.setdefault((site.kind, site.phase), []).append(number)
 
     def of(self, kind: Kind, *phases: Phase) -> list[int]:
         """Sites of a kind that any rank recorded, in some phases (all for none), by their lowest sequence number."""
-        numbers = [n for phase in phases or Phase for n in self._by_kind.get((kind.value, phase.value), ())]
+        numbers = [n for phase in phases or Phase for n in self._by_kind.get((kind, phase), ())]
         rows = self.rows
         return sorted(numbers, key=lambda n: min(int(self.batches[at].sequence[row]) for at, row in rows[n].items()))
 
@@ -278,27 +266,27 @@ class AlignedStep:
         held = ((rank, self.rows[number][rank]) for rank in ranks if rank in self.rows[number])
         return frozenset((self.checksum(*at), self.layout(*at).part, self.text(*at)) for at in held)
 
-    def total(self, rank: int, row: int) -> tuple[float, float] | None:
-        """(sum of a record's elements, sum of their absolutes).
+    def total(self, rank: int, row: int) -> NDArray[np.float64]:
+        """float64 (2,), the sum of a record's elements and of their absolutes.
 
-        None where any element is not finite, or mean or mean of absolutes is unknown.
+        NaN where any element is not finite, or mean or mean of absolutes is unknown.
         """
         counts = self.batches[rank].counts
         odd = any(int(counts[name][row]) != 0 for name in ("nans", "posinfs", "neginfs") if name in counts)
-        mean, amean = (value * self.numel(rank, row) for value in self.stats(rank, row, "mean", "amean"))
-        return None if odd or not np.isfinite([mean, amean]).all() else (mean, amean)
+        sums = np.array(self.stats(rank, row, "mean", "amean")) * self.numel(rank, row)
+        return np.where(odd or not np.isfinite(sums).all(), np.nan, sums)
 
-    def difference(self, rows: Rows, value: Callable[[int, int], object] | None = None) -> Difference | None:
+    def difference(self, rows: Rows, value: Callable[[AlignedStep, int, int], object] | None) -> Difference | None:
         """How ranks' records of one site differ from the lowest rank's; None where all are equal, or there are none.
 
         Distance and scale are those of the first rank that differs.
 
         Args:
             rows: the rank's row, by rank.
-            value: what is compared, given a rank and its row; None for the checksum, whose difference also has a
-                distance.
+            value: what is compared, given this step, a rank and its row; None for the checksum, whose difference also
+                has a distance.
         """
-        values = {rank: (value or self.checksum)(rank, rows[rank]) for rank in sorted(rows)}
+        values = {rank: (value or AlignedStep.checksum)(self, rank, rows[rank]) for rank in sorted(rows)}
         base = min(values, default=0)
         others = tuple(rank for rank in values if values[rank] != values[base])
         if not others:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from introspect_cli.store.whole import misfit
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from introspect_cli.health.aligned import Rows
 
@@ -76,8 +76,7 @@ class Equal(Gathered):
             for number in now.of(row.kind, *row.phases):
                 site = now.sites[number]
                 groups = row.held(self, now, number) if len(now.rows[number]) > 1 else []
-                value = row.value and partial(row.value, now)
-                found = (now.difference(held, value) for held in groups)
+                found = (now.difference(held, row.value) for held in groups)
                 difference = next((each for each in found if each is not None), None)
                 if difference is not None and row.why is not None:
                     difference = difference._replace(words=row.why(self, now, number, difference))
@@ -171,13 +170,9 @@ def has_other_samples(ranks: Ranks, one: int, two: int) -> bool:
 
 def _all_ranks(_: Equal, now: AlignedStep, number: int) -> list[Rows]:
     """The rows of all ranks as one group; [] for a gradient scaler's settings, or where an output was not measured."""
-    measured = now.sites[number].kind != Kind.OUTPUT or all(now.status(*at) in _PLACES for at in _held(now, number))
-    return [now.rows[number]] if measured and now.sites[number].fqn != SCALER else []  # a tensor, without a text
-
-
-def _held(now: AlignedStep, number: int) -> list[tuple[int, int]]:
-    """(rank, row) of each rank that recorded the site `number`."""
-    return list(now.rows[number].items())
+    rows = now.rows[number]
+    measured = now.sites[number].kind != Kind.OUTPUT or all(now.status(*at) in _PLACES for at in rows.items())
+    return [rows] if measured and now.sites[number].fqn != SCALER else []  # a tensor, without a text
 
 
 def _by_part(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
@@ -189,7 +184,7 @@ def _by_part(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
     if now.sites[number].fqn in equal.ledger_of("layout").since:
         return []
     by_part: dict[object, dict[int, int]] = {}
-    for rank, row in _held(now, number):
+    for rank, row in now.rows[number].items():
         layout, status = now.layout(rank, row), now.status(rank, row)
         owed = layout.part is None or bool(layout.part.reduction)
         if status is Status.NOT_OBSERVED or (status is Status.PARTIAL and owed):
@@ -204,7 +199,7 @@ def _in_groups(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
     Only groups of two or more whose records were observed, are no parts, and have one layout.
     """
     groups = equal.ranks.groups or [frozenset(equal.ranks.numbers)]
-    held = [{rank: row for rank, row in _held(now, number) if rank in group} for group in groups]
+    held = [{rank: row for rank, row in now.rows[number].items() if rank in group} for group in groups]
     whole = [rows for rows in held if all(now.is_whole(*at) for at in rows.items())]
     return [rows for rows in whole if len(rows) > 1 and len({now.layout(*at) for at in rows.items()}) == 1]
 
@@ -224,7 +219,7 @@ def _of_peers(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
     table = next((_parts(now, n) for n in tables if now.sites[n].fqn == f"{fqn}.weight"), {})
     for parts in (equal.cut.get(fqn, {}), table):
         for peers in equal.peers:
-            held = {rank: row for rank, row in _held(now, number) if rank in peers and rank in parts}
+            held = {rank: row for rank, row in now.rows[number].items() if rank in peers and rank in parts}
             if len({parts[rank] for rank in held}) > 1 and all(now.is_whole(*at) for at in held.items()):
                 groups.append(held)
     return groups
@@ -232,7 +227,7 @@ def _of_peers(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
 
 def _parts(now: AlignedStep, number: int) -> dict[int, Part]:
     """The part of each rank's record of a site, without those still to be summed; {} where any record is no part."""
-    parts = {rank: now.layout(rank, row).part for rank, row in _held(now, number)}
+    parts = {rank: now.layout(rank, row).part for rank, row in now.rows[number].items()}
     return {} if None in parts.values() else {rank: part for rank, part in parts.items() if part and not part.reduction}
 
 
@@ -246,7 +241,7 @@ def _given_alike(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
     if not inputs or site.fqn in equal.unsound:
         return []
     groups: dict[object, dict[int, int]] = {}
-    for rank, row in _held(now, number):
+    for rank, row in now.rows[number].items():
         complete = all(rank in now.rows[each] for each in inputs)
         given = tuple(now.values(each, [rank]) for each in inputs) if complete else rank
         groups.setdefault(given, {})[rank] = row
@@ -272,22 +267,6 @@ def _why_output(equal: Equal, now: AlignedStep, number: int, found: Difference) 
     ranks = [found.base, *found.others]
     drew = any(len(now.values(each, ranks)) > 1 for each in equal.of_call(now, number, Kind.RNG))
     return "the random states it draws from differ" if drew else ""
-
-
-def passed_back(now: AlignedStep, outputs: Sequence[Rows], ranks: Iterable[int]) -> tuple[float, float] | None:
-    """(sum, sum of absolutes) of all elements of output gradients on some ranks.
-
-    None where any is unknown or sharded, or these ranks have none.
-
-    Args:
-        now: the step.
-        outputs: the rows of each site of output gradients, by rank.
-        ranks: those whose records are added up.
-    """
-    at = [(rank, held[rank]) for rank in ranks for held in outputs if rank in held]
-    given = [now.total(*each) if now.layout(*each).part is None else None for each in at]
-    known = [each for each in given if each is not None]
-    return (sum(one for one, _ in known), sum(two for _, two in known)) if known and len(known) == len(at) else None
 
 
 class Row(NamedTuple):
@@ -385,7 +364,7 @@ def reduction(ranks: Ranks) -> Iterator[Hit]:
     # Where one gradient differs, all others are multiples that step, as clipping by a norm makes them.
     followers = {fqn: found.step for fqn, found in grads.items() if fqn not in alone and found.step in begun}
     diverged = [found.step for row in ("peers", "output") for found in equal.ledger_of(row).first.values()]
-    diverged += [hit.step for hit in ranks.of(Progress).hits]
+    diverged += [hit.step for hit in ranks.of(Progress).hits.values()]
     for fqn, found in grads.items():
         if fqn in followers:
             continue
@@ -473,8 +452,7 @@ def rank_settings(ranks: Ranks) -> Iterator[Hit]:
     hits += _attribute_hits(ranks)
     require(hits or ranks.run.manifests, "settings of each rank")
     yield from hits
-    numbers = ranks.numbers if ranks.run.manifests else ()
-    every = {rank: ranks.run.settings_of(rank) for rank in numbers}
+    every = {rank: ranks.run.settings_of(rank) for rank in ranks.numbers if ranks.run.manifests}
     flat = {rank: dict(_flat("", {name: held.get(name) for name in _SETTINGS})) for rank, held in every.items()}
     settings = {rank: values for rank, values in flat.items() if values}  # others were cut off before they wrote any
     base = min(settings, default=0)
@@ -553,9 +531,8 @@ class Parts(Gathered):
                     self.wrong[now.sites[number].fqn] = wrong
         if None in self.ties.values():
             numbers = now.of(Kind.PARAM, Phase.OPTIMIZER)
-            after = {
-                (at[0], now.sites[number].fqn): now.checksum(*at) for number in numbers for at in _held(now, number)
-            }
+            at = ((now.sites[n].fqn, rank, row) for n in numbers for rank, row in now.rows[n].items())
+            after = {(rank, fqn): now.checksum(rank, row) for fqn, rank, row in at}
             for (one, two), step in self.ties.items():
                 if step is None and one in after and two in after and after[one] != after[two]:
                     self.ties[one, two] = now.step
@@ -566,7 +543,7 @@ class Parts(Gathered):
         It is wrong if the parts do not hold each element once, or two different parts have equal moments. Moments are
         compared only up to the first part of less than `_LEAST` elements, of equal elements, or without statistics.
         """
-        holders = [(rank, now.layout(rank, row).part) for rank, row in _held(now, number)]
+        holders = [(rank, now.layout(rank, row).part) for rank, row in now.rows[number].items()]
         parts: dict[Part, int] = {}
         for rank, part in holders:
             if part is not None and part.numel and not part.reduction:
@@ -575,7 +552,7 @@ class Parts(Gathered):
             return ""
         if len(holders) == self.ranks.run.world_size:
             reduced = [(rank, part) for rank, part in holders if part is not None and not part.reduction]
-            if wrong := misfit(reduced, now.layout(*_held(now, number)[0]).shape):
+            if wrong := misfit(reduced, now.layout(*next(iter(now.rows[number].items()))).shape):
                 return wrong
         seen: dict[object, int] = {}
         for part, rank in parts.items():
@@ -595,7 +572,7 @@ class Parts(Gathered):
         """
         holders: dict[object, list[tuple[int, str]]] = {}
         for number in now.of(Kind.PARAM, Phase.START):
-            for rank, row in _held(now, number):
+            for rank, row in now.rows[number].items():
                 layout = now.layout(rank, row)
                 if layout.part is None and layout.numel >= _LEAST and now.stats(rank, row, "var")[0] > 0:
                     value = layout.shape, layout.dtype, now.checksum(rank, row)

@@ -205,7 +205,7 @@ def saturated(table: Table) -> Iterator[Hit]:
         its output) is below {SATURATED:.0%} of its largest
     Cause: weights or inputs that are too large; normalise them or lower the initial scale
     """
-    outputs = table.tensors(Kind.OUTPUT, floats=False)
+    outputs = table.tensors(Kind.OUTPUT)
     squashing = [site for site in outputs if table.sites.module_class[site] in ("Tanh", "Sigmoid")]
     for site in require(squashing, "a Tanh or Sigmoid module"):
         steps, mean, var = table.stat(site, "mean", "var")

@@ -71,7 +71,10 @@ def _records_of(reader: RankReader, batch: StepBatch, of: int | None = None) -> 
     """
     codes = _codes_of(reader.sites)
     rows = np.flatnonzero(np.isin(codes, _KINDS)[batch.site])
-    site, places = batch.site[rows], np.array([_hashed(repr(each.part)) for each in reader.layouts], np.uint64)
+    site, places = (
+        batch.site[rows],
+        np.array([number_of(repr(each.part).encode()) for each in reader.layouts], np.uint64),
+    )
     share = mix(places[batch.layout[rows]] ^ codes[site])
     held = np.asarray(reader.sites.key, np.uint64)[site], np.asarray(batch.checksum[rows]), share, rows
     return held if of is None else tuple(each[share == of] for each in held)
@@ -80,11 +83,6 @@ def _records_of(reader: RankReader, batch: StepBatch, of: int | None = None) -> 
 @lru_cache(maxsize=4)  # many ranks have one table
 def _codes_of(sites: SiteTable) -> Array:
     return np.array([KIND_CODES[kind] for kind in sites.kind], np.uint64)
-
-
-@lru_cache(maxsize=4096)
-def _hashed(text: str) -> int:
-    return number_of(text.encode())
 
 
 def minority_ranks(run: Run, work: Work) -> CheckResult:

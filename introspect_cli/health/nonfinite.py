@@ -53,16 +53,15 @@ def _is_mask(table: Table, event: NonFinite) -> bool:
     if event.nans or (event.posinfs and table.sites.kind[event.site] != Kind.BUFFER.value):
         return False
     if event.posinfs:
-        return any(table.fqn[site] == table.fqn[event.site] for site in _bound_buffers(table))
+        return table.fqn[event.site] in _bound_buffers(table)
     kind, forward = table.sites.kind[event.site], table.sites.phase[event.site] == Phase.FORWARD.value
     return kind in _MASKS or (forward and kind == Kind.OP_OUTPUT.value)
 
 
-def _bound_buffers(table: Table) -> list[int]:
-    """Sites of start values, of buffers or others, with infinities and no NaN in the first step."""
-    first = int(table.many.steps[0])
-    began = (event for event in table.nonfinite if event.step == first and not event.nans)
-    return [event.site for event in began if table.sites.phase[event.site] == Phase.START.value]
+def _bound_buffers(table: Table) -> set[str]:
+    """FQNs of start values, of buffers or others, with infinities and no NaN in the first step."""
+    began = (event.site for event in table.nonfinite if event.step == table.many.steps[0] and not event.nans)
+    return {table.fqn[site] for site in began if table.sites.phase[site] == Phase.START.value}
 
 
 @rule(Level.ERROR)
@@ -186,9 +185,10 @@ ROBUST = 1.4826
 """Times the median absolute deviation that make a standard deviation, where values are normally distributed."""
 
 
-def _losses(table: Table) -> list[int]:
-    """Sites of losses; NotObservedError where there are none."""
-    return require(table.pick(Kind.LOSS), "a loss (a backward pass that was recorded)")
+def _losses(table: Table, name: str) -> list[tuple[int, NDArray[np.int64], NDArray[np.float64]]]:
+    """(site, steps, values) of a statistic of each loss; NotObservedError where there are none."""
+    sites = require(table.pick(Kind.LOSS), "a loss (a backward pass that was recorded)")
+    return [(site, steps, values) for site in sites for steps, values in [table.stat(site, name)]]
 
 
 @rule(Level.ERROR)
@@ -198,8 +198,7 @@ def loss_nonfinite(table: Table) -> Iterator[Hit]:
     When: a loss is NaN or infinite at any step
     Cause: what made the first NaN or Inf (see `nonfinite`), or a loss function outside its domain
     """
-    for site in _losses(table):
-        steps, bad = table.stat(site, "bad")
+    for site, steps, bad in _losses(table, "bad"):
         rows = np.flatnonzero(bad > 0)
         if len(rows):
             text = f"not a finite number at {len(rows)} of {len(steps)} steps, the first being step {steps[rows[0]]}"
@@ -213,9 +212,8 @@ def loss_stuck(table: Table) -> Iterator[Hit]:
     When: over {STUCK_STEPS} steps or more, the loss spans less than {STUCK:.1%} of its median
     Cause: a learning rate far too low, parameters outside the optimizer, a detached graph, shuffled labels
     """
-    curves = [(site, table.stat(site, "mean")) for site in _losses(table)]
-    curves = [(site, curve) for site, curve in curves if len(curve[0]) >= STUCK_STEPS]
-    for site, (steps, value) in require(curves, f"{STUCK_STEPS} or more steps with a finite loss"):
+    curves = [curve for curve in _losses(table, "mean") if len(curve[1]) >= STUCK_STEPS]
+    for site, steps, value in require(curves, f"{STUCK_STEPS} or more steps with a finite loss"):
         if np.ptp(value) < STUCK * abs(np.median(value)):
             text = f"stays between {value.min():.6g} and {value.max():.6g} over {len(value)} steps"
             yield table.hit(site, steps[0], text)
@@ -241,10 +239,10 @@ def loss_spike(table: Table) -> Iterator[Hit]:
         spread = ROBUST * float(np.median(np.abs(before - usual)))
         return usual + max(SPIKE_DEVIATIONS * spread, SPIKE_TIMES * abs(usual), 1e-6)
 
-    curves = [(site, table.stat(site, "mean")) for site in _losses(table)]
-    long = any(len(steps) > SPIKE_HISTORY for _, (steps, _) in curves)
+    curves = _losses(table, "mean")
+    long = any(len(steps) > SPIKE_HISTORY for _, steps, _ in curves)
     require(long, f"more than {SPIKE_HISTORY} steps with a finite loss")
-    for site, (steps, value) in curves:
+    for site, steps, value in curves:
         at = first_rise(value, limit, SPIKE_HISTORY, RECENT)
         if at is not None:
             text = f"{value[at]:.4g} at step {steps[at]}, where less than {limit(value[max(0, at - RECENT) : at]):.4g}"

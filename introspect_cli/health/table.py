@@ -246,11 +246,10 @@ class Table:
         seen = seen[seen >= 0]
         return self.reader.layouts[int(seen[0])] if len(seen) else UNMEASURED
 
-    def tensors(self, *kinds: Kind, phase: Phase | None = None, floats: bool = True) -> list[int]:
-        """As `pick`, of sites with more than one element; of floating point dtypes alone unless `floats` is False."""
+    def tensors(self, *kinds: Kind, phase: Phase | None = None) -> list[int]:
+        """As `pick`, of sites with more than one element of a floating point dtype."""
         layouts = {site: self.layout(site) for site in self.pick(*kinds, phase=phase)}
-        dtypes = FLOATS if floats else ""
-        return [site for site, layout in layouts.items() if layout.numel > 1 and layout.dtype.startswith(dtypes)]
+        return [site for site, layout in layouts.items() if layout.numel > 1 and layout.dtype.startswith(FLOATS)]
 
     def norms(self, sites: Sequence[int]) -> NDArray[np.float64]:
         """float64 (T, n), L2 norms of the finite elements of sites in `many`; NaN where not measured."""

@@ -261,13 +261,11 @@ def batchnorm_frozen(table: Table) -> Iterator[Hit]:
     Cause: a model left in eval mode, a momentum of 0, or statistics frozen on purpose
     """
     called = {table.fqn[site] for site in table.pick(Kind.OUTPUT, phase=Phase.FORWARD)}
-    buffers = [
-        site for site in table.pick(Kind.BUFFER, phase=Phase.OPTIMIZER) if "Norm" in table.sites.module_class[site]
-    ]
-    running = [site for site in buffers if table.fqn[site].endswith(".running_mean")]
+    buffers, of = table.pick(Kind.BUFFER, phase=Phase.OPTIMIZER), table.sites.module_class
+    running = [site for site in buffers if "Norm" in of[site] and table.fqn[site].endswith(".running_mean")]
     for site in require(running, "running statistics of a BatchNorm"):
         column = table.column(site)
         rows = np.flatnonzero(column.layout >= 0)
-        ran, bits = table.fqn[site].rpartition(".")[0] in called, set(column.checksum[rows].tolist())
-        if ran and len(rows) > REST and len(bits) == 1:
+        ran = table.fqn[site].removesuffix(".running_mean") in called
+        if ran and len(rows) > REST and len(np.unique(column.checksum[rows])) == 1:
             yield table.hit(site, column.steps[rows[0]], f"the same bits after each of {len(rows)} steps")

@@ -133,8 +133,7 @@ def module_tree(run: Any, *, fold: bool = True, rank: int | None = None, depth: 
         for summary in (record.summary for record in given[:1]):
             row = replace(row, shape=summary.layout.shape, dtype=summary.layout.dtype, scale=summary.stats.get("std"))
         rows.append(row)
-    rows = _folded(rows) if fold else rows
-    return [row for row in rows if depth is None or row.info.fqn.count(".") <= depth]
+    return [row for row in (_folded(rows) if fold else rows) if depth is None or row.info.fqn.count(".") <= depth]
 
 
 def _folded(rows: Sequence[ModuleRow]) -> list[ModuleRow]:

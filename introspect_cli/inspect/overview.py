@@ -105,12 +105,11 @@ def overview(run: Any) -> Overview:
     """The overview of a run; reads records of the first step of the first rank that has any, and file sizes."""
     readers = [run.rank(rank) for rank in run.ranks]
     first = next((reader for reader in readers if len(reader)), None)
-    batch, names = (first.read_row(0), first.sites.kind) if first is not None else (None, [])
+    batch = first.read_row(0) if first is not None else None
+    fqns, names = (first.sites.fqn, first.sites.kind) if first is not None else ((), ())
     labels = list(first.labels.values()) if first is not None else []
     modules = {module.fqn for module in first.modules} if first is not None else set[str]()
-    returned = {
-        fqn for fqn, kind in zip(first.sites.fqn if first else (), names, strict=True) if kind == Kind.OUTPUT.value
-    }
+    returned = {fqn for fqn, kind in zip(fqns, names, strict=True) if kind == Kind.OUTPUT.value}
     runtime, hardware = run.settings.document("runtime"), run.settings.document("hardware")
     parts = [f"{name} {text}" for name in ("torch", "python", "cuda") if (text := _text(runtime.get(name))).strip()]
     parts += [text for name in ("cpu", "system") if (text := _text(hardware.get(name)))]

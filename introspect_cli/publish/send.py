@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -207,18 +208,16 @@ class PartSender:
         Raises:
             StoreError: the catalogue is another run's.
         """
-        try:
+        with suppress(NothingThereError, DamageError):
             [before] = catalogues(self._storage, [self._place])
             there = self._storage.entries(self._place, deep=True) or {}
-        except (NothingThereError, DamageError):
-            return
-        if before is None:
-            return
-        if before.run_id != self._run_id:
-            raise StoreError(OTHER_RUN.format(self._storage.url))
-        for name in before.objects:
-            whole = takewhile(lambda each: there.get(each[0]) == each[2], before.objects_of(name))
-            self._sent[name] = [length for _, _, length in whole]
+            if before is None:
+                return
+            if before.run_id != self._run_id:
+                raise StoreError(OTHER_RUN.format(self._storage.url))
+            for name in before.objects:
+                whole = takewhile(lambda each: there.get(each[0]) == each[2], before.objects_of(name))
+                self._sent[name] = [length for _, _, length in whole]
 
     def send(self, every: float) -> None:
         """Upload what is new, then the catalogue; sets `waiting` and `over`.
