@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from introspect_cli.derived import l2_norm, scale_between
+from introspect_cli.health.table import adding_up
 from introspect_cli.records import Kind, Layout, Phase, Status
 from introspect_cli.store.whole import WholeReader
 from introspect_cli.texts import rank_list
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     Rows = Mapping[int, int]  # rank -> its row
 
 _MULTIPLE = 1e-5
-_BIAS = re.compile(r"(Linear|(Layer|Group|Batch|Instance|SyncBatch)Norm\w*|Conv\d?d|ConvTranspose\d?d)$")
+_SUMMED = re.compile(
+    r"bias of (Linear|(Layer|Group|Batch|Instance|SyncBatch)Norm\w*|Conv\d?d|ConvTranspose\d?d)$|weight of Embedding$"
+)
 
 
 class Difference(NamedTuple):
@@ -178,18 +181,8 @@ class Ranks:
         The elements of the parameter's gradient add up to those of these output gradients. Only parameters with a
         gradient on record, of modules known to add a bias to all of their output.
         """
-        outputs: dict[str, list[int]] = {}
-        for number, site in enumerate(self.sites):
-            if site.kind == Kind.GRAD_OUTPUT and site.phase == Phase.BACKWARD and not site.path:
-                outputs.setdefault(site.fqn, []).append(number)
-        adding = {}
-        for site in self.sites:
-            owner, _, name = site.fqn.rpartition(".")
-            of = self.classes.get(owner, "")
-            adds_up = (name == "bias" and _BIAS.match(of)) or (name == "weight" and of == "Embedding")
-            if site.kind == Kind.GRAD and owner in outputs and adds_up:
-                adding[site.fqn] = outputs[owner]
-        return adding
+        adding = adding_up(self.whole.sites, _SUMMED)
+        return {self.sites[number].fqn: outputs for number, outputs in adding.items()}
 
     @cached_property
     def groups(self) -> list[frozenset[int]]:
@@ -231,6 +224,15 @@ class AlignedStep:
         rows = self.rows
         return sorted(numbers, key=lambda n: min(int(self.batches[at].sequence[row]) for at, row in rows[n].items()))
 
+    @cached_property
+    def calls(self) -> dict[tuple[Kind, str, int], list[int]]:
+        """Sites of what modules' calls were given (INPUT) and drew (RNG), by kind, FQN and call."""
+        calls: dict[tuple[Kind, str, int], list[int]] = {}
+        for number in (*self.of(Kind.INPUT, Phase.FORWARD), *self.of(Kind.RNG, Phase.FORWARD)):
+            site = self.sites[number]
+            calls.setdefault((site.kind, site.fqn, site.call), []).append(number)
+        return calls
+
     def checksum(self, rank: int, row: int) -> int:
         """Checksum of a rank's record; 0 where it was not observed."""
         return int(self.batches[rank].checksum[row])
@@ -247,10 +249,10 @@ class AlignedStep:
         """Status of a rank's record."""
         return Status(int(self.batches[rank].status[row]))
 
-    def stats(self, rank: int, row: int, *names: str) -> list[float]:
+    def stats(self, rank: int, row: int, *names: str) -> NDArray[np.float64]:
         """Statistics of a rank's record, NaN where absent."""
         floats = self.batches[rank].floats
-        return [float(floats[name][row]) if name in floats else np.nan for name in names]
+        return np.array([floats[name][row] if name in floats else np.nan for name in names], np.float64)
 
     def is_whole(self, rank: int, row: int) -> bool:
         """Whether a record was observed and its layout has no part."""
@@ -273,7 +275,7 @@ class AlignedStep:
         """
         counts = self.batches[rank].counts
         odd = any(int(counts[name][row]) != 0 for name in ("nans", "posinfs", "neginfs") if name in counts)
-        sums = np.array(self.stats(rank, row, "mean", "amean")) * self.numel(rank, row)
+        sums = self.stats(rank, row, "mean", "amean") * self.numel(rank, row)
         return np.where(odd or not np.isfinite(sums).all(), np.nan, sums)
 
     def difference(self, rows: Rows, value: Callable[[AlignedStep, int, int], object] | None) -> Difference | None:
@@ -304,10 +306,8 @@ class AlignedStep:
         of the other, and for records of one element.
         """
         both = (base, rows[base]), (other, rows[other])
-        sizes = []
-        for at in both:
-            mean, var, numel = map(np.float64, (*self.stats(*at, "mean", "var"), self.layout(*at).numel))
-            sizes.append(float(l2_norm(mean, var, numel)))
+        mean, var = np.array([self.stats(*at, "mean", "var") for at in both]).T
+        sizes = l2_norm(mean, var, np.array([self.layout(*at).numel for at in both], np.float64))
         x, y = (None if (held := self.batches[rank].sketch) is None else held[row] for rank, row in both)
         if x is None or y is None or np.isnan(sizes).all():
             return np.nan, np.nan

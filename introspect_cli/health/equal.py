@@ -50,17 +50,15 @@ class Equal(Gathered):
         cut: of the step at hand, the parts that ranks have of modules' outputs, by FQN.
         unsound: of the step at hand, modules that hold parameters or buffers which are not equal on all ranks, or were
             not in the step before.
-        calls: of the step at hand, what calls were given and drew, by kind, FQN and call.
     """
 
     ledgers: dict[str, Ledger] = field(default_factory=lambda: {name: Ledger() for name, _ in ROWS})
     stale: dict[str, Difference] = field(default_factory=dict)
     cut: dict[str, dict[int, Part]] = field(default_factory=dict)
     unsound: set[str] = field(default_factory=set)
-    calls: dict[tuple[str, str, int], list[int]] = field(default_factory=dict)
 
     def step(self, now: AlignedStep) -> None:
-        """Compare the sites of each of `ROWS` between ranks; adds to `ledgers`, replaces `cut`, `unsound` and `calls`.
+        """Compare the sites of each of `ROWS` between ranks; adds to `ledgers`, replaces `cut` and `unsound`.
 
         A site that only one rank has is not compared. Of outputs, none is compared after the first that differs: what
         follows rests on it.
@@ -68,18 +66,14 @@ class Equal(Gathered):
         outputs = now.of(Kind.OUTPUT, Phase.FORWARD)
         self.cut = {now.sites[n].fqn: parts for n in outputs if (parts := _parts(now, n))}
         self.unsound = self._unsound_modules(now)
-        self.calls = {}
-        for number in (*now.of(Kind.INPUT, Phase.FORWARD), *now.of(Kind.RNG, Phase.FORWARD)):
-            site = now.sites[number]
-            self.calls.setdefault((site.kind, site.fqn, site.call), []).append(number)
         for name, row in ROWS:
             for number in now.of(row.kind, *row.phases):
                 site = now.sites[number]
                 groups = row.held(self, now, number) if len(now.rows[number]) > 1 else []
                 found = (now.difference(held, row.value) for held in groups)
                 difference = next((each for each in found if each is not None), None)
-                if difference is not None and row.why is not None:
-                    difference = difference._replace(words=row.why(self, now, number, difference))
+                if difference is not None and name == "output":
+                    difference = difference._replace(words=_why_output(now, number, difference))
                 if groups:
                     path = site.path if row.kind is Kind.HYPERPARAMETER else ""
                     self._note(name, f"{site.fqn}{path}", difference)
@@ -94,15 +88,10 @@ class Equal(Gathered):
         """
         held = *now.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER), *now.of(Kind.BUFFER, Phase.START, Phase.FORWARD)
         names = {now.sites[n].fqn for n in held if len(now.values(n, now.rows[n])) > 1}
-        names |= {now.sites[n].fqn for n in now.of(Kind.PARAM)} - self.ledger_of("param").equal
+        names |= {now.sites[n].fqn for n in now.of(Kind.PARAM)} - self.ledgers["param"].equal
         return {
             ".".join(pieces[:end]) for pieces in (name.split(".") for name in names) for end in range(1, len(pieces))
         }
-
-    def of_call(self, now: AlignedStep, number: int, kind: Kind) -> list[int]:
-        """Sites of `kind` (INPUT or RNG) of the module call that the site `number` belongs to."""
-        site = now.sites[number]
-        return self.calls.get((kind.value, site.fqn, site.call), [])
 
     def _note(self, row: str, name: str, difference: Difference | None) -> None:
         """Note a comparison in the ledger of `row`; `difference` is None where the values are equal.
@@ -115,16 +104,6 @@ class Equal(Gathered):
             ledger.note(name, difference)
         if row == "grad" and difference is None and name in params.since and name not in ledger.first:
             self.stale.setdefault(name, params.since[name])
-
-    def ledger_of(self, row: str, needs: str = "") -> Ledger:
-        """The ledger of a row of `ROWS`.
-
-        Raises:
-            NotObservedError: nothing was compared, and `needs`, which is the message, is not "".
-        """
-        ledger = self.ledgers[row]
-        require(not needs or ledger.times[1], needs)
-        return ledger
 
     @cached_property
     def peers(self) -> list[list[int]]:
@@ -142,6 +121,17 @@ class Equal(Gathered):
         return [peers for peers in places.values() if len(peers) > 1]
 
 
+def _ledger(ranks: Ranks, row: str, needs: str = "") -> Ledger:
+    """The ledger of a row of `ROWS`.
+
+    Raises:
+        NotObservedError: nothing was compared, and `needs`, which is the message, is not "".
+    """
+    ledger = ranks.of(Equal).ledgers[row]
+    require(not needs or ledger.times[1], needs)
+    return ledger
+
+
 def is_data_parallel(ranks: Ranks) -> bool:
     """Whether ranks are to get different samples.
 
@@ -151,7 +141,7 @@ def is_data_parallel(ranks: Ranks) -> bool:
     wrapped = frozenset[int]().union(*ranks.groups)
     if wrapped:
         return set(ranks.numbers) <= wrapped
-    copies = ranks.of(Equal).ledger_of("param")
+    copies = _ledger(ranks, "param")
     return bool(copies.shared) and 2 * len(copies.shared) >= len(copies.times[1]) and not ranks.has_parts
 
 
@@ -181,7 +171,7 @@ def _by_part(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
     [] (not compared) where layouts differ. An empty group, which counts as equal, where a record was not observed, or
     is incomplete and either whole or a part that is still to be summed.
     """
-    if now.sites[number].fqn in equal.ledger_of("layout").since:
+    if now.sites[number].fqn in equal.ledgers["layout"].since:
         return []
     by_part: dict[object, dict[int, int]] = {}
     for rank, row in now.rows[number].items():
@@ -209,8 +199,6 @@ def _of_peers(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
 
     Only where all of their records of this site (an input) are whole.
     """
-    if not equal.peers:
-        return []
     fqn = now.sites[number].fqn
     groups: list[Rows] = []
     looks_up = equal.cut and equal.ranks.classes.get(fqn) == "Embedding"
@@ -237,7 +225,8 @@ def _given_alike(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
     No rows for modules whose parameters or buffers differ, without recorded inputs, for parts, and for calls that draw
     random numbers on ranks that are to draw different ones.
     """
-    site, inputs = now.sites[number], equal.of_call(now, number, Kind.INPUT)
+    site = now.sites[number]
+    inputs, drawn = (now.calls.get((kind, site.fqn, site.call), []) for kind in (Kind.INPUT, Kind.RNG))
     if not inputs or site.fqn in equal.unsound:
         return []
     groups: dict[object, dict[int, int]] = {}
@@ -245,7 +234,6 @@ def _given_alike(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
         complete = all(rank in now.rows[each] for each in inputs)
         given = tuple(now.values(each, [rank]) for each in inputs) if complete else rank
         groups.setdefault(given, {})[rank] = row
-    drawn = equal.of_call(now, number, Kind.RNG)
     # some of the ranks are to have samples, and so draws, that the others have not
     return [
         same
@@ -259,13 +247,13 @@ def _given_alike(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
 # --- why they differ, looked up at once: the step is gone later
 
 
-def _why_output(equal: Equal, now: AlignedStep, number: int, found: Difference) -> str:
+def _why_output(now: AlignedStep, number: int, found: Difference) -> str:
     """Why the output at site `number` differs, as a clause: the random states that its call draws from do; "" if not.
 
     Compared are the ranks of `found` alone, those that differ and their base.
     """
-    ranks = [found.base, *found.others]
-    drew = any(len(now.values(each, ranks)) > 1 for each in equal.of_call(now, number, Kind.RNG))
+    site, ranks = now.sites[number], [found.base, *found.others]
+    drew = any(len(now.values(each, ranks)) > 1 for each in now.calls.get((Kind.RNG, site.fqn, site.call), []))
     return "the random states it draws from differ" if drew else ""
 
 
@@ -275,14 +263,12 @@ class Row(NamedTuple):
     Attributes:
         held: given a site's number, the groups of ranks whose rows must be equal; [] to compare nothing.
         value: given a rank and its row, what is compared; None for checksums.
-        why: given a site's number and what differs there, why, in words.
     """
 
     kind: Kind
     phases: tuple[Phase, ...]
     held: Callable[[Equal, AlignedStep, int], list[Rows]]
     value: Callable[[AlignedStep, int, int], object] | None = None
-    why: Callable[[Equal, AlignedStep, int, Difference], str] | None = None
 
 
 def _form(now: AlignedStep, rank: int, row: int) -> str:
@@ -292,7 +278,7 @@ def _form(now: AlignedStep, rank: int, row: int) -> str:
 
 ROWS: tuple[tuple[str, Row], ...] = (
     ("peers", Row(Kind.INPUT, (Phase.FORWARD,), _of_peers)),
-    ("output", Row(Kind.OUTPUT, (Phase.FORWARD,), _given_alike, why=_why_output)),
+    ("output", Row(Kind.OUTPUT, (Phase.FORWARD,), _given_alike)),
     ("layout", Row(Kind.PARAM, (), _all_ranks, _form)),
     ("dtype", Row(Kind.OUTPUT, (Phase.FORWARD,), _all_ranks, lambda now, rank, row: now.layout(rank, row).dtype)),
     ("param", Row(Kind.PARAM, tuple(phase for phase in Phase if phase is not Phase.OPTIMIZER), _by_part)),
@@ -315,8 +301,7 @@ def copies_differ(ranks: Ranks) -> Iterator[Hit]:
     Cause: a checkpoint that only some ranks loaded, a step that only some took, settings that differ, or experts
         whose gradients are averaged over the wrong group
     """
-    equal = ranks.of(Equal)
-    params, grads = equal.ledger_of("param", _COPIES), equal.ledger_of("grad")
+    params, grads = _ledger(ranks, "param", _COPIES), _ledger(ranks, "grad")
     for fqn, found in params.parted.items():
         if fqn in grads.first and grads.first[fqn].step <= found.step:
             continue  # the rule on reductions says so
@@ -324,7 +309,7 @@ def copies_differ(ranks: Ranks) -> Iterator[Hit]:
         why = "although no gradient of it was seen to differ" if seen else "and no gradients of it were compared"
         evidence = f"from step {found.step} on the parameter {fqn} differs on {found.whose}{found.size}, {why}"
         yield Hit(found.step, f"param {fqn}", evidence, found.rank)
-    for fqn, found in equal.stale.items():
+    for fqn, found in ranks.of(Equal).stale.items():
         if fqn not in params.parted and fqn not in ranks.of(Parts).wrong:
             evidence = (
                 f"{fqn} differs on {found.whose}{found.size} from the first step on record, although its gradient is "
@@ -341,10 +326,9 @@ def rank_layout(ranks: Ranks) -> Iterator[Hit]:
     When: it is so in any step that all ranks have
     Cause: a model that is built or cast differently there, or an autocast that is not entered on all ranks
     """
-    equal = ranks.of(Equal)
-    for fqn, found in equal.ledger_of("layout", _COPIES).first.items():
+    for fqn, found in _ledger(ranks, "layout", _COPIES).first.items():
         yield Hit(found.step, f"param {fqn}", f"{fqn} differs in dtype or shape{found.words}", found.rank)
-    for fqn, found in equal.ledger_of("dtype").first.items():
+    for fqn, found in _ledger(ranks, "dtype").first.items():
         yield Hit(found.step, f"output {fqn}", f"the output of {fqn} differs in dtype{found.words}", found.rank)
 
 
@@ -356,14 +340,13 @@ def reduction(ranks: Ranks) -> Iterator[Hit]:
     Cause: an all-reduce that is missing, over the wrong group, or skipped on some ranks; of multiples, clipping or
         unscaling by what each rank has of its own
     """
-    equal = ranks.of(Equal)
-    equal.ledger_of("param", _COPIES)
-    grads = equal.ledger_of("grad").first
+    _ledger(ranks, "param", _COPIES)
+    grads = _ledger(ranks, "grad").first
     alone = {fqn for fqn, found in grads.items() if not found.is_multiple and not found.single}
     begun = {grads[fqn].step for fqn in alone}
     # Where one gradient differs, all others are multiples that step, as clipping by a norm makes them.
     followers = {fqn: found.step for fqn, found in grads.items() if fqn not in alone and found.step in begun}
-    diverged = [found.step for row in ("peers", "output") for found in equal.ledger_of(row).first.values()]
+    diverged = [found.step for row in ("peers", "output") for found in _ledger(ranks, row).first.values()]
     diverged += [hit.step for hit in ranks.of(Progress).hits.values()]
     for fqn, found in grads.items():
         if fqn in followers:
@@ -391,7 +374,7 @@ def buffers_differ(ranks: Ranks) -> Iterator[Hit]:
     Cause: BatchNorm statistics of each rank's samples, so that what is evaluated and saved depends on the rank:
         SyncBatchNorm, or DDP with broadcast_buffers
     """
-    buffers = ranks.of(Equal).ledger_of("buffer")
+    buffers = _ledger(ranks, "buffer")
     require(buffers.times[1] and is_data_parallel(ranks), "data-parallel ranks and their buffers")
     said = [manifest.get("broadcasts_buffers", "") for manifest in ranks.run.manifests.values()]
     require("" not in said, "whether buffers are broadcast")
@@ -410,7 +393,7 @@ def peers_differ(ranks: Ranks) -> Iterator[Hit]:
     Cause: a sampler that takes the rank of a process for that of a data-parallel group, or a parameter outside of
         the mesh that each rank drew from another seed
     """
-    first = ranks.of(Equal).ledger_of("peers", "inputs of modules whose output is cut over ranks").first
+    first = _ledger(ranks, "peers", "inputs of modules whose output is cut over ranks").first
     for fqn, found in list(first.items())[:1]:
         evidence = (
             f"rank {found.rank}'s input of {fqn} is not that of rank {found.base}, although their outputs or tables "
@@ -427,7 +410,7 @@ def rank_outputs(ranks: Ranks) -> Iterator[Hit]:
         {_BY_DESIGN:g} is meant to
     Cause: random states that differ where ranks must draw alike, other flags or kernels, or a faulty device
     """
-    outputs = ranks.of(Equal).ledger_of("output")
+    outputs = _ledger(ranks, "output")
     for fqn, found in sorted(outputs.first.items(), key=lambda item: item[1].step):
         times, chances = (counted[fqn] for counted in outputs.times)
         if times < chances or found.words or not found.distance > _BY_DESIGN:
@@ -447,7 +430,7 @@ def rank_settings(ranks: Ranks) -> Iterator[Hit]:
         data-parallel ranks a flag or a fraction that a module of torch's begins with, or any module's mode
     Cause: machines that are not set up alike, or a setting that depends on the rank
     """
-    hyperparameters = ranks.of(Equal).ledger_of("setting").first
+    hyperparameters = _ledger(ranks, "setting").first
     hits = [Hit(d.step, name, f"{name} differs{d.words}", d.rank) for name, d in hyperparameters.items()]
     hits += _attribute_hits(ranks)
     require(hits or ranks.run.manifests, "settings of each rank")
@@ -544,16 +527,14 @@ class Parts(Gathered):
         compared only up to the first part of less than `_LEAST` elements, of equal elements, or without statistics.
         """
         holders = [(rank, now.layout(rank, row).part) for rank, row in now.rows[number].items()]
+        held = [(rank, part) for rank, part in holders if part is not None and not part.reduction]
         parts: dict[Part, int] = {}
-        for rank, part in holders:
-            if part is not None and part.numel and not part.reduction:
+        for rank, part in held:
+            if part.numel:
                 parts.setdefault(part, rank)
-        if not parts:
-            return ""
-        if len(holders) == self.ranks.run.world_size:
-            reduced = [(rank, part) for rank, part in holders if part is not None and not part.reduction]
-            if wrong := misfit(reduced, now.layout(*next(iter(now.rows[number].items()))).shape):
-                return wrong
+        shape = now.layout(*next(iter(now.rows[number].items()))).shape
+        if parts and len(holders) == self.ranks.run.world_size and (wrong := misfit(held, shape)):
+            return wrong
         seen: dict[object, int] = {}
         for part, rank in parts.items():
             moments = now.stats(rank, now.rows[number][rank], "var", "min", "max", "mean")

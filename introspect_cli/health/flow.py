@@ -8,12 +8,13 @@ biases of a step; where the step before is left over, it is a multiple of theirs
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from introspect_cli.health.findings import Hit, Level, require, rule
-from introspect_cli.health.table import Table, first_rise, lasting
+from introspect_cli.health.table import Table, adding_up, first_rise, lasting
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _by_depth(table: Table) -> list[_Depth]:
         norms = table.norms(sites)
         rows = np.flatnonzero(np.isfinite(norms).all(axis=1) & (norms > 0).any(axis=1))
         if len(rows) and len(sites) >= LAYERS:
-            third = max(1, len(sites) // 3)
+            third = len(sites) // 3
             early, late = np.median(norms[rows][:, :third], axis=1), np.median(norms[rows][:, -third:], axis=1)
             depths.append(_Depth(root, table.many.steps[rows], early, late))
     return depths
@@ -238,8 +239,8 @@ REST = 0.02
 EVEN = 0.05
 """How far the factor of what is left over may be from that of the step's gradients: clipping comes after adding up."""
 
-_SUMMED = ("Linear", "Conv", "LayerNorm", "BatchNorm", "GroupNorm")
-"""Modules whose bias is added to all of the output."""
+_SUMMED = re.compile("bias of (Linear|Conv|LayerNorm|BatchNorm|GroupNorm)")
+"""Biases that are added to all of the output."""
 
 
 def _total(table: Table, site: int) -> NDArray[np.float64]:
@@ -256,16 +257,11 @@ def _sums(table: Table) -> tuple[list[str], NDArray[np.float64], NDArray[np.floa
 
     float64 (T, biases) each, NaN where not observed.
     """
-    outputs: dict[str, list[int]] = {}
-    for site in table.pick(Kind.GRAD_OUTPUT, phase=Phase.BACKWARD):
-        if not table.path[site]:
-            outputs.setdefault(table.fqn[site], []).append(site)
+    adding = adding_up(table.sites, _SUMMED)
     names, taken, given = [], [], []
     for site in table.pick(Kind.GRAD):
-        owner, _, name = table.fqn[site].rpartition(".")
-        calls = outputs.get(owner, [])
-        if name == "bias" and not table.call[site] and calls and table.sites.module_class[calls[0]].startswith(_SUMMED):
-            sums = np.array([_total(table, call) for call in calls])
+        if site in adding and not table.call[site]:
+            sums = np.array([_total(table, call) for call in adding[site]])
             names.append(table.fqn[site])
             taken.append(_total(table, site))
             given.append(np.where(np.isnan(sums).all(axis=0), np.nan, np.nansum(sums, axis=0)))

@@ -50,17 +50,16 @@ _MADE = {
 
 def _is_mask(table: Table, event: NonFinite) -> bool:
     """Whether non-finite values are intended: -Inf alone in `_MASKS` or a forward operator, or bounds in a buffer."""
-    if event.nans or (event.posinfs and table.sites.kind[event.site] != Kind.BUFFER.value):
-        return False
-    if event.posinfs:
-        return table.fqn[event.site] in _bound_buffers(table)
-    kind, forward = table.sites.kind[event.site], table.sites.phase[event.site] == Phase.FORWARD.value
+    (nans, posinfs, _), kind = event.counts, table.sites.kind[event.site]
+    if nans or posinfs:
+        return not nans and kind == Kind.BUFFER.value and table.fqn[event.site] in _bound_buffers(table)
+    forward = table.sites.phase[event.site] == Phase.FORWARD.value
     return kind in _MASKS or (forward and kind == Kind.OP_OUTPUT.value)
 
 
 def _bound_buffers(table: Table) -> set[str]:
     """FQNs of start values, of buffers or others, with infinities and no NaN in the first step."""
-    began = (event.site for event in table.nonfinite if event.step == table.many.steps[0] and not event.nans)
+    began = (event.site for event in table.nonfinite if event.step == table.many.steps[0] and not event.counts[0])
     return {table.fqn[site] for site in began if table.sites.phase[site] == Phase.START.value}
 
 
@@ -92,7 +91,7 @@ def _maker_sentence(table: Table, event: NonFinite, events: list[NonFinite]) -> 
 
     Of an output, that the module did if its recorded inputs are finite; else a clause by the kind of the record.
     """
-    counts = ("NaN", event.nans), ("+Inf", event.posinfs), ("-Inf", event.neginfs)
+    counts = zip(("NaN", "+Inf", "-Inf"), event.counts, strict=True)
     parts = " and ".join(f"{count:,} {name}" for name, count in counts if count)
     what = f"{parts} among {event.numel:,} values of {table.name(event.site)} at step {event.step}"
     kind, call = table.sites.kind[event.site], (table.fqn[event.site], table.call[event.site])

@@ -105,9 +105,7 @@ def lost_rank(ranks: Ranks) -> Iterator[Hit]:
     Cause: a crash, a kill or a hang of that rank; its own output says more
     """
     run = ranks.run
-    if ended_unevenly(run):
-        return  # other rules say why
-    for sentence, rank in run.lost_ranks.items():
+    for sentence, rank in run.lost_ranks.items() if not ended_unevenly(run) else ():  # else other rules say why
         step = run.rank(rank).last_step if rank in run.ranks else None
         yield Hit(step or 0, f"rank {rank}", sentence, rank)
 

@@ -21,6 +21,7 @@ from introspect_cli.health.findings import Hit
 from introspect_cli.records import Kind, Layout, Phase, Status
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
@@ -45,14 +46,12 @@ UNMEASURED = Layout((0,), "")
 
 
 class NonFinite(NamedTuple):
-    """The first time a site held a value that is not finite."""
+    """The first time a site held a value that is not finite; `counts` are those of NaN, +Inf and -Inf."""
 
     step: int
     site: int
     sequence: int
-    nans: int
-    posinfs: int
-    neginfs: int
+    counts: tuple[int, ...]
     numel: int
 
 
@@ -211,13 +210,9 @@ class Table:
 
     def pick(self, *kinds: Kind, phase: Phase | None = None) -> list[int]:
         """Numbers of all sites of these kinds, in `phase` (all for None), in the order they were first recorded."""
-        wanted = {kind.value for kind in kinds}
-        numbers = [
-            number
-            for number, kind in enumerate(self.sites.kind)
-            if kind in wanted and (phase is None or self.sites.phase[number] == phase.value)
-        ]
-        return sorted(numbers, key=lambda number: int(self.order[number]))
+        numbers = (number for number, kind in enumerate(self.sites.kind) if kind in kinds)
+        chosen = (number for number in numbers if phase is None or self.sites.phase[number] == phase)
+        return sorted(chosen, key=lambda number: int(self.order[number]))
 
     def rates(self) -> list[int]:
         """Sites of learning rates: hyper-parameters whose path ends in `['lr']`."""
@@ -296,6 +291,24 @@ def lasting(flags: NDArray[np.bool_], least: int) -> int | None:
     return start if len(flags) - start >= least else None
 
 
+def adding_up(sites: SiteTable, summed: re.Pattern[str]) -> dict[int, list[int]]:
+    """By number of a gradient, those of the output gradients whose elements add up to it, over all calls of its module.
+
+    `summed` matches a parameter's name and its module's class, such as `bias of Linear`.
+    """
+    outputs: dict[str, list[int]] = {}
+    for number, names in enumerate(zip(sites.kind, sites.phase, sites.path, strict=True)):
+        if names == (Kind.GRAD_OUTPUT, Phase.BACKWARD, ""):
+            outputs.setdefault(sites.fqn[number], []).append(number)
+    adding = {}
+    for number, (kind, fqn) in enumerate(zip(sites.kind, sites.fqn, strict=True)):
+        owner, _, name = fqn.rpartition(".")
+        calls = outputs.get(owner, []) if kind == Kind.GRAD else []
+        if calls and summed.match(f"{name} of {sites.module_class[calls[0]]}"):
+            adding[number] = calls
+    return adding
+
+
 MOST_CELLS = 6_000_000
 """Cells (steps by sites) kept of each statistic."""
 
@@ -338,6 +351,5 @@ def _nonfinite(step: int, batch: StepBatch, numel: NDArray[np.float64]) -> Itera
     if batch.counts:
         counts = np.stack([batch.counts[name] for name in _NOT_FINITE], axis=1)
         for row in np.flatnonzero((counts > 0).any(axis=1)).tolist():
-            nans, posinfs, neginfs = counts[row].tolist()
-            at = step, int(batch.site[row]), int(batch.sequence[row])
-            yield NonFinite(*at, nans, posinfs, neginfs, int(numel[batch.layout[row]]))
+            at, size = (int(batch.site[row]), int(batch.sequence[row])), int(numel[batch.layout[row]])
+            yield NonFinite(step, *at, tuple(counts[row].tolist()), size)

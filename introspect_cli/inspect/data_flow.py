@@ -62,8 +62,7 @@ class Node:
     @property
     def nonfinite(self) -> bool:
         """Whether it holds NaN or infinities."""
-        stats = self.record.summary.stats
-        return bool(stats.get("nans", 0) or stats.get("infs", 0))
+        return any(self.record.summary.stats.get(name) for name in ("nans", "infs"))
 
 
 @dataclass(frozen=True)

@@ -238,7 +238,10 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
         for place in np.flatnonzero(np.isin(batch.site, chosen)).tolist():
             summary = reader.record(batch, place, step).summary
             text = summary.text if summary.status is Status.VALUE else ""
-            points[int(batch.site[place])].append((step, _number(summary.stats.get(stat), text), text))
+            value = summary.stats.get(stat)
+            with suppress(ValueError):  # most plain values are no numbers
+                value = float(text) if value is None and text else value
+            points[int(batch.site[place])].append((step, value, text))
     names = (*STATISTICS, *DERIVED_STATS)
     if not kept and (stat not in names or not any(text for rows in points.values() for _, _, text in rows)):
         hint = did_you_mean(stat, names) or f"; choose from {', '.join(names)}"
@@ -253,13 +256,6 @@ def _history(sites: Any, number: int, rows: list[tuple[int, float | None, str]])
     name = f"{site.phase.value} {site.kind.value} {site.fqn}{site.path and ' ' + site.path}{call}"
     steps, values, texts = zip(*rows, strict=True)
     return History(name, site.kind.value, steps, values, texts if any(texts) else ())
-
-
-def _number(value: float | None, text: str) -> float | None:
-    """The value; where it is None, the number in `text`; None where that is no number."""
-    with suppress(ValueError):  # most plain values are no numbers
-        return float(text) if value is None and text else value
-    return None
 
 
 def stored_values(
