@@ -170,11 +170,6 @@ class Ranks:
         return [site for site, _ in self.whole.sites]
 
     @cached_property
-    def classes(self) -> dict[str, str]:
-        """Class name of each module, by FQN."""
-        return {module.fqn: module.module_class for module in self.whole.modules}
-
-    @cached_property
     def adding_up(self) -> dict[str, list[int]]:
         """By FQN of a bias or embedding weight, the numbers of the sites of its module's output gradients.
 

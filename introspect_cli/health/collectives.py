@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import StoreError
@@ -170,5 +169,4 @@ def collectives(ranks: Ranks) -> Iterator[Hit]:
     under_way = _find_under_way(list(ranks.readers.values()))
     seen = any(site.kind == Kind.COLLECTIVE for site in ranks.sites)
     require(seen or under_way, "collectives (capture --record default,collective)")
-    hits = chain(ranks.of(Collectives).mismatched.values(), under_way)
-    yield from sorted(hits, key=lambda hit: hit.step)
+    yield from (*ranks.of(Collectives).mismatched.values(), *under_way)

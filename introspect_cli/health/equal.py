@@ -201,7 +201,7 @@ def _of_peers(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
     """
     fqn = now.sites[number].fqn
     groups: list[Rows] = []
-    looks_up = equal.cut and equal.ranks.classes.get(fqn) == "Embedding"
+    looks_up = equal.cut and equal.ranks.whole.sites.module_class[number] == "Embedding"
     tables = now.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER) if looks_up else ()
     # where no output is cut, ranks have parts of what each of them gathers for samples of its own (ZeRO)
     table = next((_parts(now, n) for n in tables if now.sites[n].fqn == f"{fqn}.weight"), {})

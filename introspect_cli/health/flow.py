@@ -9,7 +9,7 @@ biases of a step; where the step before is left over, it is a multiple of theirs
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -43,27 +43,16 @@ OFTEN = 0.5
 _LOOKUPS = ("Embedding", "Norm")
 
 
-class _Depth(NamedTuple):
-    """Gradient norms at the first and last layers of one model.
+_Depth: TypeAlias = "tuple[str, NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]"
+"""A model; steps in which all of its layers have a gradient; median norms at the first and the last third of these."""
 
-    Attributes:
-        root: the model.
-        steps: int64 (T,), steps in which all of its layers have a gradient.
-        early: float64 (T,), median norm at the first third of its layers.
-        late: the same of the last third.
-    """
 
-    root: str
-    steps: NDArray[np.int64]
-    early: NDArray[np.float64]
-    late: NDArray[np.float64]
-
-    def first(self, flags: NDArray[np.bool_]) -> Hit:
-        """The hit at the first step whose flag is true; `flags` is one for each of `steps`."""
-        at = int(np.argmax(flags))
-        step, early, late = int(self.steps[at]), self.early[at], self.late[at]
-        norms = f"{early / late:.1e} times those of its last at step {step} (norms {early:.1e} and {late:.1e})"
-        return Hit(step, self.root, f"gradients at its first layers' outputs are {norms}")
+def _first_hit(depth: _Depth, flags: NDArray[np.bool_]) -> Hit:
+    """The hit at the first step of a model whose flag is true."""
+    root, *columns = depth
+    step, early, late = (column[np.argmax(flags)] for column in columns)
+    norms = f"{early / late:.1e} times those of its last at step {step} (norms {early:.1e} and {late:.1e})"
+    return Hit(int(step), root, f"gradients at its first layers' outputs are {norms}")
 
 
 def _layers(table: Table) -> list[int]:
@@ -103,7 +92,7 @@ def _by_depth(table: Table) -> list[_Depth]:
         if len(rows) and len(sites) >= LAYERS:
             third = len(sites) // 3
             early, late = np.median(norms[rows][:, :third], axis=1), np.median(norms[rows][:, -third:], axis=1)
-            depths.append(_Depth(root, table.many.steps[rows], early, late))
+            depths.append((root, table.many.steps[rows], early, late))
     return depths
 
 
@@ -117,9 +106,10 @@ def vanishing_gradients(table: Table) -> Iterator[Hit]:
     Cause: a deep stack of squashing activations, a small initial scale, no residual connections or normalisation
     """
     for depth in require(_by_depth(table), f"gradients at the outputs of {LAYERS} or more layers of one model"):
-        low = (depth.early * RATIO < depth.late) & (depth.early > 0)
+        _, _, early, late = depth
+        low = (early * RATIO < late) & (early > 0)
         if low.mean() >= OFTEN and low[-1]:
-            yield depth.first(low)
+            yield _first_hit(depth, low)
 
 
 @rule(Level.WARNING)
@@ -134,9 +124,10 @@ def exploding_gradients(table: Table) -> Iterator[Hit]:
     depths, gradients = _by_depth(table), table.pick(Kind.GRAD)
     require(depths or gradients, "gradients of parameters")
     for depth in depths:
-        high = (depth.early > depth.late * RATIO) & (depth.late > 0)
+        _, _, early, late = depth
+        high = (early > late * RATIO) & (late > 0)
         if high.mean() >= OFTEN:
-            yield depth.first(high)
+            yield _first_hit(depth, high)
     for root, sites in _roots(table, gradients).items():
         norm = table.total_norm(sites)
         seen = np.flatnonzero((norm > 0) & np.isfinite(norm))

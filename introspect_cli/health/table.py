@@ -198,8 +198,7 @@ class Table:
 
     def of_call(self, site: int, kind: Kind, path: str = "") -> int | None:
         """Number of the site of another kind, in its usual phase, of the same call; None where there is none."""
-        phase = kind.phase.value if kind.phase is not None else ""
-        return self.numbers.get((phase, kind.value, self.fqn[site], int(self.call[site]), path))
+        return self.numbers.get((kind.phase or "", kind, self.fqn[site], int(self.call[site]), path))
 
     @cached_property
     def numbers(self) -> dict[SiteName, int]:
@@ -317,16 +316,16 @@ _MEASURED = (Status.OBSERVED.value, Status.PARTIAL.value)
 _NOT_FINITE = ("nans", "posinfs", "neginfs")
 
 
-def read_table(reader: RankReader, most_cells: int = MOST_CELLS) -> Table:
+def read_table(reader: RankReader) -> Table:
     """Read all steps of a rank once, into a table.
 
-    Losses, batches and hyper-parameters keep every step; other sites every `stride`-th, so that about `most_cells`
+    Losses, batches and hyper-parameters keep every step; other sites every `stride`-th, so that about `MOST_CELLS`
     cells or fewer are kept of each statistic. Moves of parameters, and the first non-finite record of each site, are
     from all steps.
     """
     sites, steps = reader.sites, reader.entries["step"].astype(np.int64)
     is_few = np.array([kind in _FEW for kind in sites.kind], np.bool_)
-    stride = max(1, -(-len(steps) * int((~is_few).sum()) // most_cells))
+    stride = max(1, -(-len(steps) * int((~is_few).sum()) // MOST_CELLS))
     few, many = Columns.empty(steps, is_few), Columns.empty(steps[::stride], ~is_few)
     numel = np.array([*(float(layout.numel) for layout in reader.layouts), np.nan])
     order = np.full(len(sites), np.iinfo(np.int64).max, np.int64)
