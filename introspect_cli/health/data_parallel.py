@@ -155,9 +155,8 @@ def uneven_batches(ranks: Ranks) -> Iterator[Hit]:
     ends = [replace(hit, evidence=f"{hit.evidence}: {why}") for hit in uneven_ends(ranks)] if is_used_up(ranks) else []
     yield from ends
     given = ranks.of(RankInputs)
-    require(
-        (ends or given.batches or given.inputs) and is_data_parallel(ranks), "data-parallel ranks and their batches"
-    )
+    held = ends or given.batches or given.inputs
+    require(held and is_data_parallel(ranks), "data-parallel ranks and their batches")
     if given.sizes is not None:
         yield given.sizes
 

@@ -139,10 +139,7 @@ def _unequal(held: Array) -> tuple[list[tuple[int, int, int, int]], Array, int]:
             continue
         base = int(rows["rank"][first[most]])
         others = rows[which != most]
-        unequal += [
-            (share, rank, base, int(times[most]))
-            for share, rank in zip(others["share"].tolist(), others["rank"].tolist(), strict=True)
-        ]
+        unequal += [(share, rank, base, int(times[most])) for share, rank in others[["share", "rank"]].tolist()]
     return unequal, holders, undecided
 
 

@@ -276,11 +276,8 @@ def stored_values(
     reader = reader_of(run, rank, step)
     recorded = False
     for number in [step] if step is not None else reader.entries["step"].tolist():
-        records = [
-            record
-            for record in reader.records(int(number))
-            if matches(record.site.fqn, fqn) and selection.wants(record.site.kind, record.site.fqn)
-        ]
+        named = (record for record in reader.records(int(number)) if matches(record.site.fqn, fqn))
+        records = [record for record in named if selection.wants(record.site.kind, record.site.fqn)]
         recorded = recorded or bool(records)
         checksums = (record.summary.checksum for record in records)
         tensors = (run.tensor(checksum) if checksum else None for checksum in checksums)
