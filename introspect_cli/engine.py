@@ -66,6 +66,14 @@ def engine_of(text: str) -> Engine:
     raise UsageError(f"there is no engine {text!r}: here, processes:N, or dask:ADDRESS, such as dask:tcp://host:8786")
 
 
+def _results(done: Iterator[Any], killed: type[Exception], why: Callable[[Exception], str]) -> Iterator[Any]:
+    """Yield what `done` yields; StoreError, with a reason, where what worked on it was killed."""
+    try:
+        yield from done
+    except killed as error:
+        raise StoreError(why(error)) from None
+
+
 class Processes(Engine):
     """A pool of processes on this machine, started by the first task."""
 
@@ -78,18 +86,10 @@ class Processes(Engine):
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         """Submit all tasks to the pool now; the iterator waits for each result, in the order of the tasks."""
-        return self._results(self._pool.map(work, tasks))
-
-    def _results(self, done: Iterator[Any]) -> Iterator[Any]:
-        """Yield what `done` yields; StoreError where a process of the pool ended early."""
         from concurrent.futures.process import BrokenProcessPool
 
-        try:
-            yield from done
-        except BrokenProcessPool:
-            raise StoreError(
-                "a process of the pool was killed, by lack of memory perhaps: give --engine fewer processes"
-            ) from None
+        why = "a process of the pool was killed, by lack of memory perhaps: give --engine fewer processes"
+        return _results(self._pool.map(work, tasks), BrokenProcessPool, lambda _: why)
 
     def __exit__(self, *_: object) -> None:
         """Cancel tasks that did not begin, wait for those that did, and end the processes."""
@@ -109,17 +109,13 @@ class Dask(Engine):
 
         Only once, inside of the block of this engine.
         """
-        futures = self._client.map(work, tasks, pure=False)
-        return (self._result_of(futures.pop(0)) for _ in tasks)
-
-    def _result_of(self, future: Any) -> Any:
-        """Wait for a future and return its result; StoreError if its workers were killed again and again."""
         from distributed import KilledWorker
 
-        try:
-            return future.result()
-        except KilledWorker as error:
-            raise StoreError(f"the workers of {self._address} were killed again and again: {error}") from None
+        futures = self._client.map(work, tasks, pure=False)
+        done = (futures.pop(0).result() for _ in tasks)
+        return _results(
+            done, KilledWorker, lambda error: f"the workers of {self._address} were killed again and again: {error}"
+        )
 
     def __enter__(self) -> Self:
         """Connect with the scheduler.
@@ -129,15 +125,14 @@ class Dask(Engine):
         """
         try:
             from distributed import Client
-        except ImportError:
-            raise UsageError("--engine dask:ADDRESS needs Dask: install introspect-cli[cluster]") from None
-        try:
+
             client: Any = Client
             self._client = client(self._address, timeout=_PATIENCE, set_as_default=False)
+        except ImportError:
+            raise UsageError("--engine dask:ADDRESS needs Dask: install introspect-cli[cluster]") from None
         except (OSError, ValueError) as error:
-            raise UsageError(
-                f"there is no Dask scheduler at {self._address}: {error or 'it does not answer'}"
-            ) from None
+            why = str(error) or "it does not answer"
+            raise UsageError(f"there is no Dask scheduler at {self._address}: {why}") from None
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from introspect_cli.derived import l2_norm, scale_between
+from introspect_cli.health.table import adding_up
 from introspect_cli.records import Kind, Layout, Phase, Status
 from introspect_cli.store.whole import WholeReader
 from introspect_cli.texts import rank_list
@@ -23,6 +24,9 @@ from introspect_cli.texts import rank_list
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from numpy.typing import NDArray
+
+    from introspect_cli.records import Site
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import RankReader
     from introspect_cli.store.run import Run
@@ -30,17 +34,9 @@ if TYPE_CHECKING:
     Rows = Mapping[int, int]  # rank -> its row
 
 _MULTIPLE = 1e-5
-_BIAS = re.compile(r"(Linear|(Layer|Group|Batch|Instance|SyncBatch)Norm\w*|Conv\d?d|ConvTranspose\d?d)$")
-
-
-class SiteName(NamedTuple):
-    """A site's name, equal on all ranks."""
-
-    kind: str
-    phase: str
-    fqn: str
-    path: str
-    call: int
+_SUMMED = re.compile(
+    r"bias of (Linear|(Layer|Group|Batch|Instance|SyncBatch)Norm\w*|Conv\d?d|ConvTranspose\d?d)$|weight of Embedding$"
+)
 
 
 class Difference(NamedTuple):
@@ -169,16 +165,9 @@ class Ranks:
         return WholeReader(str(self.run.path), [*self.readers.values()], stages=self.run.stages)
 
     @cached_property
-    def sites(self) -> list[SiteName]:
-        """The name of each site, by common number."""
-        sites = self.whole.sites
-        names = zip(sites.kind, sites.phase, sites.fqn, sites.path, sites.call.tolist(), strict=True)
-        return [SiteName(*name) for name in names]
-
-    @cached_property
-    def classes(self) -> dict[str, str]:
-        """Class name of each module, by FQN."""
-        return {module.fqn: module.module_class for module in self.whole.modules}
+    def sites(self) -> list[Site]:
+        """Each site, by common number."""
+        return [site for site, _ in self.whole.sites]
 
     @cached_property
     def adding_up(self) -> dict[str, list[int]]:
@@ -187,28 +176,15 @@ class Ranks:
         The elements of the parameter's gradient add up to those of these output gradients. Only parameters with a
         gradient on record, of modules known to add a bias to all of their output.
         """
-        outputs: dict[str, list[int]] = {}
-        for number, site in enumerate(self.sites):
-            if site.kind == Kind.GRAD_OUTPUT and site.phase == Phase.BACKWARD and not site.path:
-                outputs.setdefault(site.fqn, []).append(number)
-        adding = {}
-        for site in self.sites:
-            owner, _, name = site.fqn.rpartition(".")
-            of = self.classes.get(owner, "")
-            adds_up = (name == "bias" and _BIAS.match(of)) or (name == "weight" and of == "Embedding")
-            if site.kind == Kind.GRAD and owner in outputs and adds_up:
-                adding[site.fqn] = outputs[owner]
-        return adding
+        adding = adding_up(self.whole.sites, _SUMMED)
+        return {self.sites[number].fqn: outputs for number, outputs in adding.items()}
 
     @cached_property
     def groups(self) -> list[frozenset[int]]:
         """Data-parallel groups of ranks, one for each rank whose manifest names one; equal ones come several times."""
-        groups = [self.run.manifests.get(rank, {}).get("data_parallel") for rank in self.numbers]
-        return [
-            frozenset(rank for rank in group if type(rank) is int)
-            for group in groups
-            if group and isinstance(group, list)
-        ]
+        said = (self.run.manifests.get(rank, {}).get("data_parallel") for rank in self.numbers)
+        groups = (group for group in said if group and isinstance(group, list))
+        return [frozenset(rank for rank in group if type(rank) is int) for group in groups]
 
     @cached_property
     def has_parts(self) -> bool:
@@ -232,16 +208,25 @@ class AlignedStep:
             for row, number in enumerate(numbers[batch.site].tolist()):
                 rows.setdefault(number, {})[rank] = row
         self.rows: Mapping[int, Rows] = rows
-        self._by_kind: dict[tuple[str, str], list[int]] = {}
+        self._by_kind: dict[tuple[Kind, Phase], list[int]] = {}
         for number in rows:
             site = self.sites[number]
             self._by_kind.setdefault((site.kind, site.phase), []).append(number)
 
     def of(self, kind: Kind, *phases: Phase) -> list[int]:
         """Sites of a kind that any rank recorded, in some phases (all for none), by their lowest sequence number."""
-        numbers = [n for phase in phases or Phase for n in self._by_kind.get((kind.value, phase.value), ())]
+        numbers = [n for phase in phases or Phase for n in self._by_kind.get((kind, phase), ())]
         rows = self.rows
         return sorted(numbers, key=lambda n: min(int(self.batches[at].sequence[row]) for at, row in rows[n].items()))
+
+    @cached_property
+    def calls(self) -> dict[tuple[Kind, str, int], list[int]]:
+        """Sites of what modules' calls were given (INPUT) and drew (RNG), by kind, FQN and call."""
+        calls: dict[tuple[Kind, str, int], list[int]] = {}
+        for number in (*self.of(Kind.INPUT, Phase.FORWARD), *self.of(Kind.RNG, Phase.FORWARD)):
+            site = self.sites[number]
+            calls.setdefault((site.kind, site.fqn, site.call), []).append(number)
+        return calls
 
     def checksum(self, rank: int, row: int) -> int:
         """Checksum of a rank's record; 0 where it was not observed."""
@@ -259,10 +244,10 @@ class AlignedStep:
         """Status of a rank's record."""
         return Status(int(self.batches[rank].status[row]))
 
-    def stats(self, rank: int, row: int, *names: str) -> list[float]:
+    def stats(self, rank: int, row: int, *names: str) -> NDArray[np.float64]:
         """Statistics of a rank's record, NaN where absent."""
         floats = self.batches[rank].floats
-        return [float(floats[name][row]) if name in floats else np.nan for name in names]
+        return np.array([floats[name][row] if name in floats else np.nan for name in names], np.float64)
 
     def is_whole(self, rank: int, row: int) -> bool:
         """Whether a record was observed and its layout has no part."""
@@ -278,27 +263,27 @@ class AlignedStep:
         held = ((rank, self.rows[number][rank]) for rank in ranks if rank in self.rows[number])
         return frozenset((self.checksum(*at), self.layout(*at).part, self.text(*at)) for at in held)
 
-    def total(self, rank: int, row: int) -> tuple[float, float] | None:
-        """(sum of a record's elements, sum of their absolutes).
+    def total(self, rank: int, row: int) -> NDArray[np.float64]:
+        """float64 (2,), the sum of a record's elements and of their absolutes.
 
-        None where any element is not finite, or mean or mean of absolutes is unknown.
+        NaN where any element is not finite, or mean or mean of absolutes is unknown.
         """
         counts = self.batches[rank].counts
         odd = any(int(counts[name][row]) != 0 for name in ("nans", "posinfs", "neginfs") if name in counts)
-        mean, amean = (value * self.numel(rank, row) for value in self.stats(rank, row, "mean", "amean"))
-        return None if odd or not np.isfinite([mean, amean]).all() else (mean, amean)
+        sums = self.stats(rank, row, "mean", "amean") * self.numel(rank, row)
+        return np.where(odd or not np.isfinite(sums).all(), np.nan, sums)
 
-    def difference(self, rows: Rows, value: Callable[[int, int], object] | None = None) -> Difference | None:
+    def difference(self, rows: Rows, value: Callable[[AlignedStep, int, int], object] | None) -> Difference | None:
         """How ranks' records of one site differ from the lowest rank's; None where all are equal, or there are none.
 
         Distance and scale are those of the first rank that differs.
 
         Args:
             rows: the rank's row, by rank.
-            value: what is compared, given a rank and its row; None for the checksum, whose difference also has a
-                distance.
+            value: what is compared, given this step, a rank and its row; None for the checksum, whose difference also
+                has a distance.
         """
-        values = {rank: (value or self.checksum)(rank, rows[rank]) for rank in sorted(rows)}
+        values = {rank: (value or AlignedStep.checksum)(self, rank, rows[rank]) for rank in sorted(rows)}
         base = min(values, default=0)
         others = tuple(rank for rank in values if values[rank] != values[base])
         if not others:
@@ -316,10 +301,8 @@ class AlignedStep:
         of the other, and for records of one element.
         """
         both = (base, rows[base]), (other, rows[other])
-        sizes = []
-        for at in both:
-            mean, var, numel = map(np.float64, (*self.stats(*at, "mean", "var"), self.layout(*at).numel))
-            sizes.append(float(l2_norm(mean, var, numel)))
+        mean, var = np.array([self.stats(*at, "mean", "var") for at in both]).T
+        sizes = l2_norm(mean, var, np.array([self.layout(*at).numel for at in both], np.float64))
         x, y = (None if (held := self.batches[rank].sketch) is None else held[row] for rank, row in both)
         if x is None or y is None or np.isnan(sizes).all():
             return np.nan, np.nan

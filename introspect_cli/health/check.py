@@ -59,18 +59,21 @@ def check(run: Run, rules: Sequence[Rule] = RULES, work: Work | None = None) -> 
         work: runs tasks, each for some of several ranks; None to check here.
     """
     several = run.world_size > 1 and bool(run.ranks) and not run.combined_ranks
+    over_ranks = [rule for rule in rules if rule.over_ranks and several]
     groups: Iterable[Iterable[_OfRank]] = [(_check_rank(read_table(run.rank(rank)), rules) for rank in run.ranks)]
     if work is not None and several:
         groups = work(_check_group, tasks_of([run], run.ranks, tuple(rule.id for rule in rules)))
     answers = [answer for group in groups for answer in group]
-    ranks = _gather(run) if several and any(rule.over_ranks for rule in rules) else None
-    result = _check_result(str(run.path), answers, rules, ranks)
+    if over_ranks:
+        ranks = _gather(run)
+        answers.append(_OfRank(0, 1, 0, {rule.id: _apply_rule(rule, ranks) for rule in over_ranks}))
+    result = _check_result(str(run.path), answers, rules)
     notes = (*run.endings, *map(str, run.manifest.get("not_observed", ())), *result.notes)
     return replace(result, notes=notes, only=run.lone_rank, checkpoint="checkpoint" in run.manifest)
 
 
 class _OfRank(NamedTuple):
-    """Results of the rules about one rank.
+    """Results of the rules about one rank, or of those about all ranks.
 
     Attributes:
         stride: every `stride`-th step was looked at, at sites with many records.
@@ -110,29 +113,27 @@ def _gather(run: Run) -> Ranks:
 
 def check_tables(path: str, tables: Sequence[Table]) -> CheckResult:
     """Check ranks that have been read, each by its table, by all rules about one rank; `path` is that of their run."""
-    return _check_result(path, [_check_rank(table, RULES) for table in tables], RULES, None)
+    return _check_result(path, [_check_rank(table, RULES) for table in tables], RULES)
 
 
-def _check_result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ranks | None) -> CheckResult:
+def _check_result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule]) -> CheckResult:
     """The check's result: findings by level, step and rule, rules decided or not, and a note on each rank read in part.
 
-    A rule is decided if it is on any rank; otherwise the first rank's need is given.
+    A rule is decided if it is on any rank; otherwise the first rank's need is given. Rules about all ranks that have no
+    results are skipped.
 
     Args:
         path: of the run.
-        each: the results of each rank.
+        each: the results of each rank, and of the rules about all ranks.
         rules: the rules that were asked for.
-        ranks: what was gathered of all ranks; None to skip the rules about them.
     """
     findings: list[Finding] = []
     checked: list[str] = []
     unseen: list[tuple[str, str]] = []
     for rule in rules:
         answers = [of.answers[rule.id] for of in each if rule.id in of.answers]
-        if rule.over_ranks:
-            if ranks is None:
-                continue
-            answers = [_apply_rule(rule, ranks)]
+        if rule.over_ranks and not answers:
+            continue
         hits = [hit for several, _ in answers for hit in several]
         lacking = [need for _, needs in answers for need in needs] if answers else ["a rank with records"]
         if hits:

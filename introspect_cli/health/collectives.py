@@ -7,9 +7,9 @@ source tell that case.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import StoreError
@@ -44,9 +44,8 @@ class Call(NamedTuple):
         return f"{self.what} at {self.source}" if self.source else self.what
 
 
-def _is_message(group: str) -> bool:
-    """Whether a group's calls are sends and recvs between two ranks, which need not come in one order."""
-    return group.startswith("messages of")
+_MESSAGES = "messages of"
+"""How groups begin whose calls are sends and recvs between two ranks, which need not come in one order."""
 
 
 @dataclass
@@ -68,21 +67,21 @@ class Collectives(Gathered):
         by_group: dict[str, dict[int, list[Call]]] = {}
         for number in sorted(now.of(Kind.COLLECTIVE), key=lambda number: now.sites[number].call):
             site = now.sites[number]
-            for rank, row in now.rows[number].items() if "." not in site.path else ():  # else what goes in or comes out
+            compared = "." not in site.path and not site.fqn.startswith(_MESSAGES)  # a path names what goes in, or out
+            for rank, row in now.rows[number].items() if compared else ():
                 source = self.ranks.readers[rank].sites.source[int(now.batches[rank].site[row])]
                 call = Call(now.text(rank, row).strip("'\""), source)
                 by_group.setdefault(site.fqn, {}).setdefault(rank, []).append(call)
         for group, sequences in by_group.items():
-            mismatch = None if _is_message(group) else compare(sequences, group, f"in step {now.step}")
+            mismatch = compare(sequences, group, f"in step {now.step}")
             if mismatch is not None:
-                rank, evidence = mismatch
-                self.mismatched.setdefault(group, Hit(now.step, group, evidence, rank))
+                self.mismatched.setdefault(group, Hit(now.step, group, *mismatch))
 
 
 def compare(
     ranks: Mapping[int, Sequence[Call]], group: str, when: str, *, whole: bool = True
-) -> tuple[int, str] | None:
-    """(rank, sentence) for the lowest rank whose calls of a group are not those of the lowest rank of all.
+) -> tuple[str, int] | None:
+    """(sentence, rank) for the lowest rank whose calls of a group are not those of the lowest rank of all.
 
     They may differ in operation, dtype or shape, in the source line, or in number.
 
@@ -108,20 +107,14 @@ def compare(
                 continue
             same = sorted(call.what for call in one) == sorted(call.what for call in two)
             why = ": they run in another order" if same else ""
-            return other, (
-                f"collective {number} of {group} {when} is {first.where} on rank {base} and {second.where} on rank "
-                f"{other}{why}"
-            )
+            evidence = f"{first.where} on rank {base} and {second.where} on rank {other}{why}"
+            return f"collective {number} of {group} {when} is {evidence}", other
         if whole and len(one) != len(two):
             more, less, long, short = (base, other, one, two) if len(one) > len(two) else (other, base, two, one)
-            surplus = begin_alike(
-                [(call.what, call.source) for call in long], [(call.what, call.source) for call in short]
-            )
-            return other, (
-                f"rank {more} has {count(len(long), 'collective')} of {group} {when} and rank {less} "
-                f"{len(short)}: {long[surplus].where} is missing on rank {less}, or one too many on rank "
-                f"{more}"
-            )
+            surplus = long[begin_alike(long, short)].where
+            evidence = f"{surplus} is missing on rank {less}, or one too many on rank {more}"
+            counts = f"rank {more} has {count(len(long), 'collective')} of {group} {when} and rank {less} {len(short)}"
+            return f"{counts}: {evidence}", other
     return None
 
 
@@ -131,47 +124,39 @@ def _find_under_way(readers: Sequence[RankReader]) -> list[Hit]:
     Reads what each rank noted of collectives it began. Messages between two ranks, and groups that one rank alone
     noted, are left out.
     """
-    steps: dict[int, dict[str, dict[int, list[Call]]]] = {}
+    begun: dict[tuple[int, str], dict[int, list[Call]]] = {}
     for reader in readers:
-        for step, group, what, source in _read_begun(reader):
-            groups = steps.setdefault(step, {})
-            groups.setdefault(group, {}).setdefault(reader.rank, []).append(Call(what, source))
+        for step, group, call in _read_begun(reader):
+            begun.setdefault((step, group), {}).setdefault(reader.rank, []).append(call)
     hits = []
-    for step, groups in sorted(steps.items()):
-        for group, ranks in groups.items():
-            if _is_message(group) or len(ranks) < 2:
-                continue
-            mismatch = compare(ranks, group, f"in step {step}, which did not end,", whole=False)
-            if mismatch is not None:
-                hits.append(Hit(step, "under way", mismatch[1], mismatch[0]))
-                continue
-            ahead, behind = (pick(ranks, key=lambda rank: len(ranks[rank])) for pick in (max, min))
-            number = len(ranks[behind])
-            if len(ranks[ahead]) > number:
-                evidence = (
-                    f"rank {ahead} had begun collective {number} of {group} in step {step}, which did not end "
-                    f"({ranks[ahead][number].where}), and rank {behind} had not: its last was "
-                    f"{ranks[behind][-1].where}"
-                )
-                hits.append(Hit(step, "under way", evidence, behind))
+    for (step, group), ranks in sorted(begun.items(), key=lambda item: item[0][0]):
+        ahead, behind = (pick(ranks, key=lambda rank: len(ranks[rank])) for pick in (max, min))
+        number = len(ranks[behind])
+        mismatch = compare(ranks, group, f"in step {step}, which did not end,", whole=False)
+        if mismatch is None and len(ranks[ahead]) > number:
+            evidence = (
+                f"rank {ahead} had begun collective {number} of {group} in step {step}, which did not end "
+                f"({ranks[ahead][number].where}), and rank {behind} had not: its last was {ranks[behind][-1].where}"
+            )
+            mismatch = evidence, behind
+        if mismatch is not None:
+            hits.append(Hit(step, "under way", *mismatch))
     return hits
 
 
-def _read_begun(reader: RankReader) -> list[tuple[int, str, str, str]]:
-    """Read (step, group, operation, `file:line`) of each collective that a rank noted as begun, in the file's order.
+def _read_begun(reader: RankReader) -> Iterator[tuple[int, str, Call]]:
+    """Read (step, group, call) of each collective that a rank noted as begun, in the file's order; no messages.
 
-    [] where the file is missing or cannot be read; malformed lines are skipped, since the file may be a stranger's.
+    None where the file is missing or cannot be read; malformed lines are skipped, since the file may be a stranger's.
     """
     try:
         data = reader.read_file(IN_FLIGHT, _MOST)
     except (StoreError, FileNotFoundError):
-        return []
-    lines = []
+        return
     for line in data.decode("utf-8", "replace").splitlines():
         words = [clean(word, 300) for word in line.split("\t")]
-        if len(words) == 5 and words[0].isascii() and words[0].isdigit() and len(words[0]) < 12:
-            lines.append((int(words[0]), words[1], words[3], words[4]))
-    return lines
+        if len(words) == 5 and re.fullmatch("[0-9]{1,11}", words[0]) and not words[1].startswith(_MESSAGES):
+            yield int(words[0]), words[1], Call(words[3], words[4])
 
 
 @rule(Level.ERROR, over_ranks=True)
@@ -184,5 +169,4 @@ def collectives(ranks: Ranks) -> Iterator[Hit]:
     under_way = _find_under_way(list(ranks.readers.values()))
     seen = any(site.kind == Kind.COLLECTIVE for site in ranks.sites)
     require(seen or under_way, "collectives (capture --record default,collective)")
-    hits = chain(ranks.of(Collectives).mismatched.values(), under_way)
-    yield from sorted(hits, key=lambda hit: hit.step)
+    yield from (*ranks.of(Collectives).mismatched.values(), *under_way)

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
-from introspect_cli.health.equal import has_other_samples, is_data_parallel, passed_back
+from introspect_cli.health.equal import has_other_samples, is_data_parallel
 from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.health.progress import Progress, uneven_ends
 from introspect_cli.records import Kind, Phase
@@ -75,14 +77,16 @@ class RankInputs(Gathered):
         Sets its first such step in `summed`, or adds its name to `averaged`. Nothing is noted where sum and mean are
         about equal, one is unknown, or the gradient is neither.
         """
-        outputs = [now.rows[n] for n in self.ranks.adding_up.get(fqn, ()) if n in now.rows]
-        taken, passed, ranks = _taken_sum(now, rows), passed_back(now, outputs, now.batches), len(now.batches)
-        if taken is None or passed is None or abs(passed[0]) * (1 - 1 / ranks) <= _TELLS * passed[1]:
-            return  # sum and mean are as good as equal
-        if abs(taken - passed[0]) <= _NEAR * passed[1]:
-            self.summed.setdefault(fqn, now.step)
-        elif abs(taken - passed[0] / ranks) <= _NEAR * passed[1]:
-            self.averaged.add(fqn)
+        outputs = [at for n in self.ranks.adding_up.get(fqn, ()) for at in now.rows.get(n, {}).items()]
+        if not outputs or any(now.layout(*at).part is not None for at in outputs):
+            return
+        taken, ranks = _taken_sum(now, rows), len(now.batches)
+        passed, size = np.sum([now.total(*at) for at in outputs], axis=0)
+        if abs(passed) * (1 - 1 / ranks) > _TELLS * size:  # else sum and mean are as good as equal
+            if abs(taken - passed) <= _NEAR * size:
+                self.summed.setdefault(fqn, now.step)
+            elif abs(taken - passed / ranks) <= _NEAR * size:
+                self.averaged.add(fqn)
 
 
 def _uneven_sizes(now: AlignedStep, number: int) -> Hit | None:
@@ -99,20 +103,19 @@ def _uneven_sizes(now: AlignedStep, number: int) -> Hit | None:
         f"{'batches' if kind == Kind.BATCH else 'inputs'} of step {now.step} are of different sizes ({words}): where "
         "each rank takes a mean, and the mean of those is taken, samples of the smaller batch count for more"
     )
-    return Hit(now.step, kind, evidence, min(shapes, key=lambda rank: shapes[rank][0]))
+    return Hit(now.step, kind.value, evidence, min(shapes, key=lambda rank: shapes[rank][0]))
 
 
-def _taken_sum(now: AlignedStep, rows: Rows) -> float | None:
+def _taken_sum(now: AlignedStep, rows: Rows) -> float:
     """The sum of a gradient's elements over all parts, as the optimizer takes it.
 
-    None where a part is missing, still to be summed or not finite, or whole gradients differ between ranks.
+    NaN where a part is missing, still to be summed or not finite, or whole gradients differ between ranks.
     """
     parts = {now.layout(rank, row).part: now.total(rank, row) for rank, row in rows.items() if now.numel(rank, row)}
     same = len(parts) == 1 and len({now.checksum(rank, row) for rank, row in rows.items()}) == 1
     if len(rows) < len(now.batches) or (None in parts and not same) or any(part and part.reduction for part in parts):
-        return None
-    totals = [total[0] for total in parts.values() if total is not None]
-    return sum(totals) if len(totals) == len(parts) else None
+        return np.nan
+    return sum(float(total[0]) for total in parts.values())
 
 
 @rule(Level.WARNING, over_ranks=True)
@@ -152,9 +155,8 @@ def uneven_batches(ranks: Ranks) -> Iterator[Hit]:
     ends = [replace(hit, evidence=f"{hit.evidence}: {why}") for hit in uneven_ends(ranks)] if is_used_up(ranks) else []
     yield from ends
     given = ranks.of(RankInputs)
-    require(
-        (ends or given.batches or given.inputs) and is_data_parallel(ranks), "data-parallel ranks and their batches"
-    )
+    held = ends or given.batches or given.inputs
+    require(held and is_data_parallel(ranks), "data-parallel ranks and their batches")
     if given.sizes is not None:
         yield given.sizes
 
@@ -168,7 +170,7 @@ def rank_steps(ranks: Ranks) -> Iterator[Hit]:
     Cause: a step that one rank skips alone (gradients not finite there), or a condition on its own loss
     """
     hits = ranks.of(Progress).hits
-    yield from hits
+    yield from hits.values()
     if not hits and not is_used_up(ranks):
         yield from uneven_ends(ranks)
 

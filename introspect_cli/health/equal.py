@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from introspect_cli.store.whole import misfit
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from introspect_cli.health.aligned import Rows
 
@@ -50,17 +50,15 @@ class Equal(Gathered):
         cut: of the step at hand, the parts that ranks have of modules' outputs, by FQN.
         unsound: of the step at hand, modules that hold parameters or buffers which are not equal on all ranks, or were
             not in the step before.
-        calls: of the step at hand, what calls were given and drew, by kind, FQN and call.
     """
 
     ledgers: dict[str, Ledger] = field(default_factory=lambda: {name: Ledger() for name, _ in ROWS})
     stale: dict[str, Difference] = field(default_factory=dict)
     cut: dict[str, dict[int, Part]] = field(default_factory=dict)
     unsound: set[str] = field(default_factory=set)
-    calls: dict[tuple[str, str, int], list[int]] = field(default_factory=dict)
 
     def step(self, now: AlignedStep) -> None:
-        """Compare the sites of each of `ROWS` between ranks; adds to `ledgers`, replaces `cut`, `unsound` and `calls`.
+        """Compare the sites of each of `ROWS` between ranks; adds to `ledgers`, replaces `cut` and `unsound`.
 
         A site that only one rank has is not compared. Of outputs, none is compared after the first that differs: what
         follows rests on it.
@@ -68,19 +66,14 @@ class Equal(Gathered):
         outputs = now.of(Kind.OUTPUT, Phase.FORWARD)
         self.cut = {now.sites[n].fqn: parts for n in outputs if (parts := _parts(now, n))}
         self.unsound = self._unsound_modules(now)
-        self.calls = {}
-        for number in (*now.of(Kind.INPUT, Phase.FORWARD), *now.of(Kind.RNG, Phase.FORWARD)):
-            site = now.sites[number]
-            self.calls.setdefault((site.kind, site.fqn, site.call), []).append(number)
         for name, row in ROWS:
             for number in now.of(row.kind, *row.phases):
                 site = now.sites[number]
                 groups = row.held(self, now, number) if len(now.rows[number]) > 1 else []
-                value = row.value and partial(row.value, now)
-                found = (now.difference(held, value) for held in groups)
+                found = (now.difference(held, row.value) for held in groups)
                 difference = next((each for each in found if each is not None), None)
-                if difference is not None and row.why is not None:
-                    difference = difference._replace(words=row.why(self, now, number, difference))
+                if difference is not None and name == "output":
+                    difference = difference._replace(words=_why_output(now, number, difference))
                 if groups:
                     path = site.path if row.kind is Kind.HYPERPARAMETER else ""
                     self._note(name, f"{site.fqn}{path}", difference)
@@ -95,15 +88,10 @@ class Equal(Gathered):
         """
         held = *now.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER), *now.of(Kind.BUFFER, Phase.START, Phase.FORWARD)
         names = {now.sites[n].fqn for n in held if len(now.values(n, now.rows[n])) > 1}
-        names |= {now.sites[n].fqn for n in now.of(Kind.PARAM)} - self.ledger_of("param").equal
+        names |= {now.sites[n].fqn for n in now.of(Kind.PARAM)} - self.ledgers["param"].equal
         return {
             ".".join(pieces[:end]) for pieces in (name.split(".") for name in names) for end in range(1, len(pieces))
         }
-
-    def of_call(self, now: AlignedStep, number: int, kind: Kind) -> list[int]:
-        """Sites of `kind` (INPUT or RNG) of the module call that the site `number` belongs to."""
-        site = now.sites[number]
-        return self.calls.get((kind.value, site.fqn, site.call), [])
 
     def _note(self, row: str, name: str, difference: Difference | None) -> None:
         """Note a comparison in the ledger of `row`; `difference` is None where the values are equal.
@@ -116,16 +104,6 @@ class Equal(Gathered):
             ledger.note(name, difference)
         if row == "grad" and difference is None and name in params.since and name not in ledger.first:
             self.stale.setdefault(name, params.since[name])
-
-    def ledger_of(self, row: str, needs: str = "") -> Ledger:
-        """The ledger of a row of `ROWS`.
-
-        Raises:
-            NotObservedError: nothing was compared, and `needs`, which is the message, is not "".
-        """
-        ledger = self.ledgers[row]
-        require(not needs or ledger.times[1], needs)
-        return ledger
 
     @cached_property
     def peers(self) -> list[list[int]]:
@@ -143,6 +121,17 @@ class Equal(Gathered):
         return [peers for peers in places.values() if len(peers) > 1]
 
 
+def _ledger(ranks: Ranks, row: str, needs: str = "") -> Ledger:
+    """The ledger of a row of `ROWS`.
+
+    Raises:
+        NotObservedError: nothing was compared, and `needs`, which is the message, is not "".
+    """
+    ledger = ranks.of(Equal).ledgers[row]
+    require(not needs or ledger.times[1], needs)
+    return ledger
+
+
 def is_data_parallel(ranks: Ranks) -> bool:
     """Whether ranks are to get different samples.
 
@@ -152,7 +141,7 @@ def is_data_parallel(ranks: Ranks) -> bool:
     wrapped = frozenset[int]().union(*ranks.groups)
     if wrapped:
         return set(ranks.numbers) <= wrapped
-    copies = ranks.of(Equal).ledger_of("param")
+    copies = _ledger(ranks, "param")
     return bool(copies.shared) and 2 * len(copies.shared) >= len(copies.times[1]) and not ranks.has_parts
 
 
@@ -171,13 +160,9 @@ def has_other_samples(ranks: Ranks, one: int, two: int) -> bool:
 
 def _all_ranks(_: Equal, now: AlignedStep, number: int) -> list[Rows]:
     """The rows of all ranks as one group; [] for a gradient scaler's settings, or where an output was not measured."""
-    measured = now.sites[number].kind != Kind.OUTPUT or all(now.status(*at) in _PLACES for at in _held(now, number))
-    return [now.rows[number]] if measured and now.sites[number].fqn != SCALER else []  # a tensor, without a text
-
-
-def _held(now: AlignedStep, number: int) -> list[tuple[int, int]]:
-    """(rank, row) of each rank that recorded the site `number`."""
-    return list(now.rows[number].items())
+    rows = now.rows[number]
+    measured = now.sites[number].kind != Kind.OUTPUT or all(now.status(*at) in _PLACES for at in rows.items())
+    return [rows] if measured and now.sites[number].fqn != SCALER else []  # a tensor, without a text
 
 
 def _by_part(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
@@ -186,10 +171,10 @@ def _by_part(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
     [] (not compared) where layouts differ. An empty group, which counts as equal, where a record was not observed, or
     is incomplete and either whole or a part that is still to be summed.
     """
-    if now.sites[number].fqn in equal.ledger_of("layout").since:
+    if now.sites[number].fqn in equal.ledgers["layout"].since:
         return []
     by_part: dict[object, dict[int, int]] = {}
-    for rank, row in _held(now, number):
+    for rank, row in now.rows[number].items():
         layout, status = now.layout(rank, row), now.status(rank, row)
         owed = layout.part is None or bool(layout.part.reduction)
         if status is Status.NOT_OBSERVED or (status is Status.PARTIAL and owed):
@@ -204,7 +189,7 @@ def _in_groups(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
     Only groups of two or more whose records were observed, are no parts, and have one layout.
     """
     groups = equal.ranks.groups or [frozenset(equal.ranks.numbers)]
-    held = [{rank: row for rank, row in _held(now, number) if rank in group} for group in groups]
+    held = [{rank: row for rank, row in now.rows[number].items() if rank in group} for group in groups]
     whole = [rows for rows in held if all(now.is_whole(*at) for at in rows.items())]
     return [rows for rows in whole if len(rows) > 1 and len({now.layout(*at) for at in rows.items()}) == 1]
 
@@ -214,17 +199,15 @@ def _of_peers(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
 
     Only where all of their records of this site (an input) are whole.
     """
-    if not equal.peers:
-        return []
     fqn = now.sites[number].fqn
     groups: list[Rows] = []
-    looks_up = equal.cut and equal.ranks.classes.get(fqn) == "Embedding"
+    looks_up = equal.cut and equal.ranks.whole.sites.module_class[number] == "Embedding"
     tables = now.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER) if looks_up else ()
     # where no output is cut, ranks have parts of what each of them gathers for samples of its own (ZeRO)
     table = next((_parts(now, n) for n in tables if now.sites[n].fqn == f"{fqn}.weight"), {})
     for parts in (equal.cut.get(fqn, {}), table):
         for peers in equal.peers:
-            held = {rank: row for rank, row in _held(now, number) if rank in peers and rank in parts}
+            held = {rank: row for rank, row in now.rows[number].items() if rank in peers and rank in parts}
             if len({parts[rank] for rank in held}) > 1 and all(now.is_whole(*at) for at in held.items()):
                 groups.append(held)
     return groups
@@ -232,7 +215,7 @@ def _of_peers(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
 
 def _parts(now: AlignedStep, number: int) -> dict[int, Part]:
     """The part of each rank's record of a site, without those still to be summed; {} where any record is no part."""
-    parts = {rank: now.layout(rank, row).part for rank, row in _held(now, number)}
+    parts = {rank: now.layout(rank, row).part for rank, row in now.rows[number].items()}
     return {} if None in parts.values() else {rank: part for rank, part in parts.items() if part and not part.reduction}
 
 
@@ -242,15 +225,15 @@ def _given_alike(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
     No rows for modules whose parameters or buffers differ, without recorded inputs, for parts, and for calls that draw
     random numbers on ranks that are to draw different ones.
     """
-    site, inputs = now.sites[number], equal.of_call(now, number, Kind.INPUT)
+    site = now.sites[number]
+    inputs, drawn = (now.calls.get((kind, site.fqn, site.call), []) for kind in (Kind.INPUT, Kind.RNG))
     if not inputs or site.fqn in equal.unsound:
         return []
     groups: dict[object, dict[int, int]] = {}
-    for rank, row in _held(now, number):
+    for rank, row in now.rows[number].items():
         complete = all(rank in now.rows[each] for each in inputs)
         given = tuple(now.values(each, [rank]) for each in inputs) if complete else rank
         groups.setdefault(given, {})[rank] = row
-    drawn = equal.of_call(now, number, Kind.RNG)
     # some of the ranks are to have samples, and so draws, that the others have not
     return [
         same
@@ -264,30 +247,14 @@ def _given_alike(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
 # --- why they differ, looked up at once: the step is gone later
 
 
-def _why_output(equal: Equal, now: AlignedStep, number: int, found: Difference) -> str:
+def _why_output(now: AlignedStep, number: int, found: Difference) -> str:
     """Why the output at site `number` differs, as a clause: the random states that its call draws from do; "" if not.
 
     Compared are the ranks of `found` alone, those that differ and their base.
     """
-    ranks = [found.base, *found.others]
-    drew = any(len(now.values(each, ranks)) > 1 for each in equal.of_call(now, number, Kind.RNG))
+    site, ranks = now.sites[number], [found.base, *found.others]
+    drew = any(len(now.values(each, ranks)) > 1 for each in now.calls.get((Kind.RNG, site.fqn, site.call), []))
     return "the random states it draws from differ" if drew else ""
-
-
-def passed_back(now: AlignedStep, outputs: Sequence[Rows], ranks: Iterable[int]) -> tuple[float, float] | None:
-    """(sum, sum of absolutes) of all elements of output gradients on some ranks.
-
-    None where any is unknown or sharded, or these ranks have none.
-
-    Args:
-        now: the step.
-        outputs: the rows of each site of output gradients, by rank.
-        ranks: those whose records are added up.
-    """
-    at = [(rank, held[rank]) for rank in ranks for held in outputs if rank in held]
-    given = [now.total(*each) if now.layout(*each).part is None else None for each in at]
-    known = [each for each in given if each is not None]
-    return (sum(one for one, _ in known), sum(two for _, two in known)) if known and len(known) == len(at) else None
 
 
 class Row(NamedTuple):
@@ -296,14 +263,12 @@ class Row(NamedTuple):
     Attributes:
         held: given a site's number, the groups of ranks whose rows must be equal; [] to compare nothing.
         value: given a rank and its row, what is compared; None for checksums.
-        why: given a site's number and what differs there, why, in words.
     """
 
     kind: Kind
     phases: tuple[Phase, ...]
     held: Callable[[Equal, AlignedStep, int], list[Rows]]
     value: Callable[[AlignedStep, int, int], object] | None = None
-    why: Callable[[Equal, AlignedStep, int, Difference], str] | None = None
 
 
 def _form(now: AlignedStep, rank: int, row: int) -> str:
@@ -313,7 +278,7 @@ def _form(now: AlignedStep, rank: int, row: int) -> str:
 
 ROWS: tuple[tuple[str, Row], ...] = (
     ("peers", Row(Kind.INPUT, (Phase.FORWARD,), _of_peers)),
-    ("output", Row(Kind.OUTPUT, (Phase.FORWARD,), _given_alike, why=_why_output)),
+    ("output", Row(Kind.OUTPUT, (Phase.FORWARD,), _given_alike)),
     ("layout", Row(Kind.PARAM, (), _all_ranks, _form)),
     ("dtype", Row(Kind.OUTPUT, (Phase.FORWARD,), _all_ranks, lambda now, rank, row: now.layout(rank, row).dtype)),
     ("param", Row(Kind.PARAM, tuple(phase for phase in Phase if phase is not Phase.OPTIMIZER), _by_part)),
@@ -336,8 +301,7 @@ def copies_differ(ranks: Ranks) -> Iterator[Hit]:
     Cause: a checkpoint that only some ranks loaded, a step that only some took, settings that differ, or experts
         whose gradients are averaged over the wrong group
     """
-    equal = ranks.of(Equal)
-    params, grads = equal.ledger_of("param", _COPIES), equal.ledger_of("grad")
+    params, grads = _ledger(ranks, "param", _COPIES), _ledger(ranks, "grad")
     for fqn, found in params.parted.items():
         if fqn in grads.first and grads.first[fqn].step <= found.step:
             continue  # the rule on reductions says so
@@ -345,7 +309,7 @@ def copies_differ(ranks: Ranks) -> Iterator[Hit]:
         why = "although no gradient of it was seen to differ" if seen else "and no gradients of it were compared"
         evidence = f"from step {found.step} on the parameter {fqn} differs on {found.whose}{found.size}, {why}"
         yield Hit(found.step, f"param {fqn}", evidence, found.rank)
-    for fqn, found in equal.stale.items():
+    for fqn, found in ranks.of(Equal).stale.items():
         if fqn not in params.parted and fqn not in ranks.of(Parts).wrong:
             evidence = (
                 f"{fqn} differs on {found.whose}{found.size} from the first step on record, although its gradient is "
@@ -362,10 +326,9 @@ def rank_layout(ranks: Ranks) -> Iterator[Hit]:
     When: it is so in any step that all ranks have
     Cause: a model that is built or cast differently there, or an autocast that is not entered on all ranks
     """
-    equal = ranks.of(Equal)
-    for fqn, found in equal.ledger_of("layout", _COPIES).first.items():
+    for fqn, found in _ledger(ranks, "layout", _COPIES).first.items():
         yield Hit(found.step, f"param {fqn}", f"{fqn} differs in dtype or shape{found.words}", found.rank)
-    for fqn, found in equal.ledger_of("dtype").first.items():
+    for fqn, found in _ledger(ranks, "dtype").first.items():
         yield Hit(found.step, f"output {fqn}", f"the output of {fqn} differs in dtype{found.words}", found.rank)
 
 
@@ -377,15 +340,14 @@ def reduction(ranks: Ranks) -> Iterator[Hit]:
     Cause: an all-reduce that is missing, over the wrong group, or skipped on some ranks; of multiples, clipping or
         unscaling by what each rank has of its own
     """
-    equal = ranks.of(Equal)
-    equal.ledger_of("param", _COPIES)
-    grads = equal.ledger_of("grad").first
+    _ledger(ranks, "param", _COPIES)
+    grads = _ledger(ranks, "grad").first
     alone = {fqn for fqn, found in grads.items() if not found.is_multiple and not found.single}
     begun = {grads[fqn].step for fqn in alone}
     # Where one gradient differs, all others are multiples that step, as clipping by a norm makes them.
     followers = {fqn: found.step for fqn, found in grads.items() if fqn not in alone and found.step in begun}
-    diverged = [found.step for row in ("peers", "output") for found in equal.ledger_of(row).first.values()]
-    diverged += [hit.step for hit in ranks.of(Progress).hits]
+    diverged = [found.step for row in ("peers", "output") for found in _ledger(ranks, row).first.values()]
+    diverged += [hit.step for hit in ranks.of(Progress).hits.values()]
     for fqn, found in grads.items():
         if fqn in followers:
             continue
@@ -412,7 +374,7 @@ def buffers_differ(ranks: Ranks) -> Iterator[Hit]:
     Cause: BatchNorm statistics of each rank's samples, so that what is evaluated and saved depends on the rank:
         SyncBatchNorm, or DDP with broadcast_buffers
     """
-    buffers = ranks.of(Equal).ledger_of("buffer")
+    buffers = _ledger(ranks, "buffer")
     require(buffers.times[1] and is_data_parallel(ranks), "data-parallel ranks and their buffers")
     said = [manifest.get("broadcasts_buffers", "") for manifest in ranks.run.manifests.values()]
     require("" not in said, "whether buffers are broadcast")
@@ -431,7 +393,7 @@ def peers_differ(ranks: Ranks) -> Iterator[Hit]:
     Cause: a sampler that takes the rank of a process for that of a data-parallel group, or a parameter outside of
         the mesh that each rank drew from another seed
     """
-    first = ranks.of(Equal).ledger_of("peers", "inputs of modules whose output is cut over ranks").first
+    first = _ledger(ranks, "peers", "inputs of modules whose output is cut over ranks").first
     for fqn, found in list(first.items())[:1]:
         evidence = (
             f"rank {found.rank}'s input of {fqn} is not that of rank {found.base}, although their outputs or tables "
@@ -448,7 +410,7 @@ def rank_outputs(ranks: Ranks) -> Iterator[Hit]:
         {_BY_DESIGN:g} is meant to
     Cause: random states that differ where ranks must draw alike, other flags or kernels, or a faulty device
     """
-    outputs = ranks.of(Equal).ledger_of("output")
+    outputs = _ledger(ranks, "output")
     for fqn, found in sorted(outputs.first.items(), key=lambda item: item[1].step):
         times, chances = (counted[fqn] for counted in outputs.times)
         if times < chances or found.words or not found.distance > _BY_DESIGN:
@@ -468,13 +430,12 @@ def rank_settings(ranks: Ranks) -> Iterator[Hit]:
         data-parallel ranks a flag or a fraction that a module of torch's begins with, or any module's mode
     Cause: machines that are not set up alike, or a setting that depends on the rank
     """
-    hyperparameters = ranks.of(Equal).ledger_of("setting").first
+    hyperparameters = _ledger(ranks, "setting").first
     hits = [Hit(d.step, name, f"{name} differs{d.words}", d.rank) for name, d in hyperparameters.items()]
     hits += _attribute_hits(ranks)
     require(hits or ranks.run.manifests, "settings of each rank")
     yield from hits
-    numbers = ranks.numbers if ranks.run.manifests else ()
-    every = {rank: ranks.run.settings_of(rank) for rank in numbers}
+    every = {rank: ranks.run.settings_of(rank) for rank in ranks.numbers if ranks.run.manifests}
     flat = {rank: dict(_flat("", {name: held.get(name) for name in _SETTINGS})) for rank, held in every.items()}
     settings = {rank: values for rank, values in flat.items() if values}  # others were cut off before they wrote any
     base = min(settings, default=0)
@@ -553,9 +514,8 @@ class Parts(Gathered):
                     self.wrong[now.sites[number].fqn] = wrong
         if None in self.ties.values():
             numbers = now.of(Kind.PARAM, Phase.OPTIMIZER)
-            after = {
-                (at[0], now.sites[number].fqn): now.checksum(*at) for number in numbers for at in _held(now, number)
-            }
+            at = ((now.sites[n].fqn, rank, row) for n in numbers for rank, row in now.rows[n].items())
+            after = {(rank, fqn): now.checksum(rank, row) for fqn, rank, row in at}
             for (one, two), step in self.ties.items():
                 if step is None and one in after and two in after and after[one] != after[two]:
                     self.ties[one, two] = now.step
@@ -566,17 +526,15 @@ class Parts(Gathered):
         It is wrong if the parts do not hold each element once, or two different parts have equal moments. Moments are
         compared only up to the first part of less than `_LEAST` elements, of equal elements, or without statistics.
         """
-        holders = [(rank, now.layout(rank, row).part) for rank, row in _held(now, number)]
+        holders = [(rank, now.layout(rank, row).part) for rank, row in now.rows[number].items()]
+        held = [(rank, part) for rank, part in holders if part is not None and not part.reduction]
         parts: dict[Part, int] = {}
-        for rank, part in holders:
-            if part is not None and part.numel and not part.reduction:
+        for rank, part in held:
+            if part.numel:
                 parts.setdefault(part, rank)
-        if not parts:
-            return ""
-        if len(holders) == self.ranks.run.world_size:
-            reduced = [(rank, part) for rank, part in holders if part is not None and not part.reduction]
-            if wrong := misfit(reduced, now.layout(*_held(now, number)[0]).shape):
-                return wrong
+        shape = now.layout(*next(iter(now.rows[number].items()))).shape
+        if parts and len(holders) == self.ranks.run.world_size and (wrong := misfit(held, shape)):
+            return wrong
         seen: dict[object, int] = {}
         for part, rank in parts.items():
             moments = now.stats(rank, now.rows[number][rank], "var", "min", "max", "mean")
@@ -595,7 +553,7 @@ class Parts(Gathered):
         """
         holders: dict[object, list[tuple[int, str]]] = {}
         for number in now.of(Kind.PARAM, Phase.START):
-            for rank, row in _held(now, number):
+            for rank, row in now.rows[number].items():
                 layout = now.layout(rank, row)
                 if layout.part is None and layout.numel >= _LEAST and now.stats(rank, row, "var")[0] > 0:
                     value = layout.shape, layout.dtype, now.checksum(rank, row)

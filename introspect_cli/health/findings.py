@@ -148,5 +148,4 @@ class CheckResult:
 
     def reaches(self, level: Level) -> bool:
         """Whether any finding is of `level` or worse."""
-        worst = LEVELS.index(level)
-        return any(LEVELS.index(finding.level) <= worst for finding in self.findings)
+        return any(LEVELS.index(finding.level) <= LEVELS.index(level) for finding in self.findings)

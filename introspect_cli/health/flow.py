@@ -8,12 +8,13 @@ biases of a step; where the step before is left over, it is a multiple of theirs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import re
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from introspect_cli.health.findings import Hit, Level, NotObservedError, require, rule
-from introspect_cli.health.table import Table, first_rise, lasting
+from introspect_cli.health.findings import Hit, Level, require, rule
+from introspect_cli.health.table import Table, adding_up, first_rise, lasting
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -42,27 +43,16 @@ OFTEN = 0.5
 _LOOKUPS = ("Embedding", "Norm")
 
 
-class _Depth(NamedTuple):
-    """Gradient norms at the first and last layers of one model.
+_Depth: TypeAlias = "tuple[str, NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]"
+"""A model; steps in which all of its layers have a gradient; median norms at the first and the last third of these."""
 
-    Attributes:
-        root: the model.
-        steps: int64 (T,), steps in which all of its layers have a gradient.
-        early: float64 (T,), median norm at the first third of its layers.
-        late: the same of the last third.
-    """
 
-    root: str
-    steps: NDArray[np.int64]
-    early: NDArray[np.float64]
-    late: NDArray[np.float64]
-
-    def first(self, flags: NDArray[np.bool_]) -> Hit:
-        """The hit at the first step whose flag is true; `flags` is one for each of `steps`."""
-        at = int(np.argmax(flags))
-        step, early, late = int(self.steps[at]), self.early[at], self.late[at]
-        norms = f"{early / late:.1e} times those of its last at step {step} (norms {early:.1e} and {late:.1e})"
-        return Hit(step, self.root, f"gradients at its first layers' outputs are {norms}")
+def _first_hit(depth: _Depth, flags: NDArray[np.bool_]) -> Hit:
+    """The hit at the first step of a model whose flag is true."""
+    root, *columns = depth
+    step, early, late = (column[np.argmax(flags)] for column in columns)
+    norms = f"{early / late:.1e} times those of its last at step {step} (norms {early:.1e} and {late:.1e})"
+    return Hit(int(step), root, f"gradients at its first layers' outputs are {norms}")
 
 
 def _layers(table: Table) -> list[int]:
@@ -70,11 +60,8 @@ def _layers(table: Table) -> list[int]:
 
     First calls alone; embeddings and normalisations are none.
     """
-    owners = set()
-    for site in table.pick(Kind.GRAD):
-        layout = table.layout(site)
-        if layout is not None and len(layout.shape) > 1:
-            owners.add(table.fqn[site].rpartition(".")[0])
+    weights = (site for site in table.pick(Kind.GRAD) if len(table.layout(site).shape) > 1)
+    owners = {table.fqn[site].rpartition(".")[0] for site in weights}
     layers = []
     for site in table.pick(Kind.GRAD_OUTPUT, phase=Phase.BACKWARD):
         made = table.of_call(site, Kind.OUTPUT, table.path[site])
@@ -103,9 +90,9 @@ def _by_depth(table: Table) -> list[_Depth]:
         norms = table.norms(sites)
         rows = np.flatnonzero(np.isfinite(norms).all(axis=1) & (norms > 0).any(axis=1))
         if len(rows) and len(sites) >= LAYERS:
-            third = max(1, len(sites) // 3)
+            third = len(sites) // 3
             early, late = np.median(norms[rows][:, :third], axis=1), np.median(norms[rows][:, -third:], axis=1)
-            depths.append(_Depth(root, table.many.steps[rows], early, late))
+            depths.append((root, table.many.steps[rows], early, late))
     return depths
 
 
@@ -119,9 +106,10 @@ def vanishing_gradients(table: Table) -> Iterator[Hit]:
     Cause: a deep stack of squashing activations, a small initial scale, no residual connections or normalisation
     """
     for depth in require(_by_depth(table), f"gradients at the outputs of {LAYERS} or more layers of one model"):
-        low = (depth.early * RATIO < depth.late) & (depth.early > 0)
+        _, _, early, late = depth
+        low = (early * RATIO < late) & (early > 0)
         if low.mean() >= OFTEN and low[-1]:
-            yield depth.first(low)
+            yield _first_hit(depth, low)
 
 
 @rule(Level.WARNING)
@@ -136,9 +124,10 @@ def exploding_gradients(table: Table) -> Iterator[Hit]:
     depths, gradients = _by_depth(table), table.pick(Kind.GRAD)
     require(depths or gradients, "gradients of parameters")
     for depth in depths:
-        high = (depth.early > depth.late * RATIO) & (depth.late > 0)
+        _, _, early, late = depth
+        high = (early > late * RATIO) & (late > 0)
         if high.mean() >= OFTEN:
-            yield depth.first(high)
+            yield _first_hit(depth, high)
     for root, sites in _roots(table, gradients).items():
         norm = table.total_norm(sites)
         seen = np.flatnonzero((norm > 0) & np.isfinite(norm))
@@ -182,10 +171,10 @@ def _activations(table: Table) -> list[int]:
     """Sites of floating point outputs, and of inputs with a gradient, of two or more dimensions; no `_NO_ZEROS`."""
     sites = []
     for site in table.tensors(Kind.OUTPUT, Kind.INPUT, phase=Phase.FORWARD):
-        layout, gradient = table.layout(site), table.of_call(site, Kind.GRAD_INPUT, table.path[site])
+        gradient = table.of_call(site, Kind.GRAD_INPUT, table.path[site])
         flows = table.sites.kind[site] == Kind.OUTPUT or gradient is not None
         counts = not any(word in table.sites.module_class[site] for word in _NO_ZEROS)
-        if flows and counts and layout is not None and len(layout.shape) > 1:
+        if flows and counts and len(table.layout(site).shape) > 1:
             sites.append(site)
     return sites
 
@@ -208,10 +197,10 @@ def saturated(table: Table) -> Iterator[Hit]:
         its output) is below {SATURATED:.0%} of its largest
     Cause: weights or inputs that are too large; normalise them or lower the initial scale
     """
-    outputs = table.tensors(Kind.OUTPUT, floats=False)
+    outputs = table.tensors(Kind.OUTPUT)
     squashing = [site for site in outputs if table.sites.module_class[site] in ("Tanh", "Sigmoid")]
     for site in require(squashing, "a Tanh or Sigmoid module"):
-        steps, (mean, var) = table.stats(site, "mean", "var")
+        steps, mean, var = table.stat(site, "mean", "var")
         square = var + mean * mean
         # E[1 - t^2] for tanh, E[s (1 - s)] of at most 1/4 for the sigmoid: the derivative, averaged.
         slope = 1 - square if table.sites.module_class[site] == "Tanh" else 4 * (mean - square)
@@ -241,8 +230,8 @@ REST = 0.02
 EVEN = 0.05
 """How far the factor of what is left over may be from that of the step's gradients: clipping comes after adding up."""
 
-_SUMMED = ("Linear", "Conv", "LayerNorm", "BatchNorm", "GroupNorm")
-"""Modules whose bias is added to all of the output."""
+_SUMMED = re.compile("bias of (Linear|Conv|LayerNorm|BatchNorm|GroupNorm)")
+"""Biases that are added to all of the output."""
 
 
 def _total(table: Table, site: int) -> NDArray[np.float64]:
@@ -259,16 +248,11 @@ def _sums(table: Table) -> tuple[list[str], NDArray[np.float64], NDArray[np.floa
 
     float64 (T, biases) each, NaN where not observed.
     """
-    outputs: dict[str, list[int]] = {}
-    for site in table.pick(Kind.GRAD_OUTPUT, phase=Phase.BACKWARD):
-        if not table.path[site]:
-            outputs.setdefault(table.fqn[site], []).append(site)
+    adding = adding_up(table.sites, _SUMMED)
     names, taken, given = [], [], []
     for site in table.pick(Kind.GRAD):
-        owner, _, name = table.fqn[site].rpartition(".")
-        calls = outputs.get(owner, [])
-        if name == "bias" and not table.call[site] and calls and table.sites.module_class[calls[0]].startswith(_SUMMED):
-            sums = np.array([_total(table, call) for call in calls])
+        if site in adding and not table.call[site]:
+            sums = np.array([_total(table, call) for call in adding[site]])
             names.append(table.fqn[site])
             taken.append(_total(table, site))
             given.append(np.where(np.isnan(sums).all(axis=0), np.nan, np.nansum(sums, axis=0)))
@@ -306,8 +290,7 @@ def gradients_left_over(table: Table) -> Iterator[Hit]:
     """
     names, taken, given = _sums(table)
     steps = table.many.steps
-    if len(names) < BIASES:
-        raise NotObservedError(f"gradients of {BIASES} biases and those at their modules' outputs")
+    require(len(names) >= BIASES, f"gradients of {BIASES} biases and those at their modules' outputs")
     hits, asked = [], 0
     for row in (np.flatnonzero(np.diff(steps) == 1) + 1)[:MOST]:
         there = np.isfinite(taken[row]) & np.isfinite(given[row]) & np.isfinite(taken[row - 1])
@@ -315,9 +298,8 @@ def gradients_left_over(table: Table) -> Iterator[Hit]:
             asked += 1
             if _is_left_over(taken[row][there], given[row][there], taken[row - 1][there]):
                 hits.append(int(steps[row]))
-    if not asked:
-        raise NotObservedError("gradients of two steps in a row")
-    if len(hits) >= LEFT_OVER and len(hits) >= MOSTLY * asked:
+    require(asked, "gradients of two steps in a row")
+    if len(hits) >= max(LEFT_OVER, MOSTLY * asked):
         evidence = (
             f"in {len(hits)} of {asked} steps, the sums of the gradients of {len(names)} biases are those at their "
             "modules' outputs plus the gradients of the step before"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.health.table import FLOATS, UNMEASURED
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class _Window:
         column = table.column(number)
         values = _SERIES[name](column.floats) if name in _SERIES else column.checksum
         out = np.full(len(self.steps), np.nan if name in _SERIES else 0, values.dtype)
-        there, rows = common[number in table.few.place]
+        there, rows = common[int(table.few.place[number] >= 0)]
         out[there] = values[rows]
         return out
 
@@ -142,24 +143,16 @@ class _Window:
         return np.select(cases, [EQUAL, DIFFERS, ONLY_A, ONLY_B], UNKNOWN).astype(np.uint8)
 
 
-def pack(
-    tables: Sequence[Table],
-    keep_step: int | None = None,
-    shifts: Sequence[int] = (),
-    budget: int = BUDGET,
-    *,
-    compared: bool = False,
-) -> Packed:
+def pack(tables: Sequence[Table], keep_step: int | None, shifts: Sequence[int], *, compared: bool) -> Packed:
     """Pack the histories of runs that are compared: the first is a, then b, then noise runs.
 
-    Of hyper-parameters only learning rates are packed; random states and operators are not. At least one site is,
-    whatever the budget.
+    Of hyper-parameters only learning rates are packed; random states and operators are not. Sites that find no room in
+    `BUDGET` are left out, in the order of `_ORDER` the last; one site at least is packed.
 
     Args:
         tables: one rank of each run.
         keep_step: a step that must stay; None for none.
         shifts: what is added to the step numbers of each run; 0 where there are fewer.
-        budget: bytes of all series; sites that find no room in it are left out, in the order of `_ORDER` the last.
         compared: whether the second run is b; False where there is no b.
     """
     shifts = [*shifts, *[0] * (len(tables) - len(shifts))]
@@ -169,33 +162,26 @@ def pack(
             if name[1] not in _WITHOUT and (name[1] != Kind.HYPERPARAMETER.value or name[4].endswith("['lr']")):
                 by_name.setdefault(name, {})[run] = number
     names = sorted(by_name, key=lambda name: ([*_ORDER, name[1]].index(name[1]), name[3] > 0))
-    steps = [table.many.steps if len(table.many.steps) else table.few.steps for table in tables]
-    every = np.unique(np.concatenate([of_run + shift for of_run, shift in zip(steps, shifts, strict=True)]))
-    room = budget // (max(len(names), 1) * len(_SERIES) * len(tables) * _BYTES)
+    every = np.unique(np.concatenate([of.many.steps + shift for of, shift in zip(tables, shifts, strict=True)]))
+    room = BUDGET // (max(len(names), 1) * len(_SERIES) * len(tables) * _BYTES)
     window = _Window(tables, shifts, _thinned(every, min(max(room, LEAST_POINTS), MOST_POINTS), keep_step))
-    sites: list[SiteName] = []
-    series: list[Series] = []
-    kept: list[NDArray[np.float32]] = []
-    states: list[NDArray[np.uint8]] = []
-    about = []
+    rows: list[NDArray[np.float32]] = []
+    packed: list[tuple[SiteName, tuple[str, str, tuple[int, ...], int], Series]] = []
     with np.errstate(all="ignore"):  # a store from a stranger may hold a negative variance
         for name in names:
-            numbers = by_name[name]
-            entry, rows = window.series_of(numbers, len(kept))
-            if sites and (len(kept) + len(rows)) * len(window.steps) * _BYTES > budget:
+            entry, more = window.series_of(by_name[name], len(rows))
+            if packed and (len(rows) + len(more)) * len(window.steps) * _BYTES > BUDGET:
                 break
-            kept += rows
-            states += [window.states_of(numbers)] if compared else []
-            sites.append(name)
-            series.append(entry)
-            run, number = next(iter(numbers.items()))
+            rows += more
+            run, number = next(iter(by_name[name].items()))
             layout = tables[run].layout(number)
-            described = (layout.dtype, layout.shape, layout.numel) if layout else ("", (), 0)
-            about.append((tables[run].sites.module_class[number], *described))
-    none = 0, len(window.steps)
-    values = np.stack(kept) if kept else np.zeros(none, np.float32)
-    compares = np.stack(states) if states else np.zeros(none, np.uint8)
-    return Packed(tuple(sites), tuple(about), tuple(series), window.steps, values, compares, len(names), len(every))
+            shape = layout.shape if layout is not UNMEASURED else ()
+            packed.append((name, (tables[run].sites.module_class[number], layout.dtype, shape, layout.numel), entry))
+    states = [window.states_of(by_name[name]) for name, *_ in packed if compared]
+    values = np.array(rows, np.float32).reshape(len(rows), len(window.steps))
+    compares = np.array(states, np.uint8).reshape(len(states), len(window.steps))
+    sites, about, series = zip(*packed, strict=True) if packed else ((), (), ())
+    return Packed(sites, about, series, window.steps, values, compares, len(names), len(every))
 
 
 def _thinned(every: NDArray[np.int64], points: int, keep: int | None) -> NDArray[np.int64]:
@@ -285,8 +271,8 @@ class Depth:
     low: tuple[float, ...]
     middle: tuple[float, ...]
     high: tuple[float, ...]
-    dtypes: tuple[str, ...] = ()
-    total: int = 0
+    dtypes: tuple[str, ...]
+    total: int
 
 
 def depth(table: Table, kind: Kind, most: int = 300) -> Depth:
@@ -303,14 +289,9 @@ def depth(table: Table, kind: Kind, most: int = 300) -> Depth:
     for site in sites[:: max(1, -(-len(sites) // most))]:
         with np.errstate(all="ignore"):
             norm = table.norms([site])[:, 0]
-        layout = table.layout(site)
-        if layout is None or not layout.numel:
-            continue
-        scale = norm[np.isfinite(norm)] / layout.numel**0.5
-        if len(scale) and layout.dtype.startswith(("float", "bfloat")):
-            scales = np.quantile(scale, [0.1, 0.5, 0.9]).tolist()
+        layout, finite = table.layout(site), norm[np.isfinite(norm)]
+        if layout.numel and len(finite) and layout.dtype.startswith(FLOATS):
+            scales = np.quantile(finite / layout.numel**0.5, [0.1, 0.5, 0.9]).tolist()
             rows.append((f"{table.fqn[site]}{table.path[site]}", *scales, layout.dtype))
-    if not rows:
-        return Depth((), (), (), ())
-    names, low, middle, high, dtypes = zip(*rows, strict=True)
+    names, low, middle, high, dtypes = zip(*rows, strict=True) if rows else [()] * 5
     return Depth(names, low, middle, high, dtypes, len(sites))

@@ -64,23 +64,25 @@ def _held_by(reader: RankReader, step: int) -> Array:
     return out
 
 
-def _records_of(reader: RankReader, batch: StepBatch) -> tuple[Array, Array, Array, Array]:
-    """(key of the site, checksum, share, row) of each record of parameters, gradients and optimizer states."""
+def _records_of(reader: RankReader, batch: StepBatch, of: int | None = None) -> tuple[Array, Array, Array, Array]:
+    """(key of the site, checksum, share, row) of each record of parameters, gradients and optimizer states.
+
+    Those of the share `of` alone, if it is given.
+    """
     codes = _codes_of(reader.sites)
     rows = np.flatnonzero(np.isin(codes, _KINDS)[batch.site])
-    site, places = batch.site[rows], np.array([_hashed(repr(each.part)) for each in reader.layouts], np.uint64)
+    site, places = (
+        batch.site[rows],
+        np.array([number_of(repr(each.part).encode()) for each in reader.layouts], np.uint64),
+    )
     share = mix(places[batch.layout[rows]] ^ codes[site])
-    return np.asarray(reader.sites.key, np.uint64)[site], np.asarray(batch.checksum[rows]), share, rows
+    held = np.asarray(reader.sites.key, np.uint64)[site], np.asarray(batch.checksum[rows]), share, rows
+    return held if of is None else tuple(each[share == of] for each in held)
 
 
 @lru_cache(maxsize=4)  # many ranks have one table
 def _codes_of(sites: SiteTable) -> Array:
     return np.array([KIND_CODES[kind] for kind in sites.kind], np.uint64)
-
-
-@lru_cache(maxsize=4096)
-def _hashed(text: str) -> int:
-    return number_of(text.encode())
 
 
 def minority_ranks(run: Run, work: Work) -> CheckResult:
@@ -137,10 +139,7 @@ def _unequal(held: Array) -> tuple[list[tuple[int, int, int, int]], Array, int]:
             continue
         base = int(rows["rank"][first[most]])
         others = rows[which != most]
-        unequal += [
-            (share, rank, base, int(times[most]))
-            for share, rank in zip(others["share"].tolist(), others["rank"].tolist(), strict=True)
-        ]
+        unequal += [(share, rank, base, int(times[most])) for share, rank in others[["share", "rank"]].tolist()]
     return unequal, holders, undecided
 
 
@@ -162,16 +161,13 @@ def _differing_records(run: Run, of: int, rank: int, base: int, most: int) -> li
         if step not in one or two.entries["digest"][row] == one.entries["digest"][one.row_of(step)]:
             continue
         batch = two.read(step)
-        theirs, mine = _records_of(one, one.read(step)), _records_of(two, batch)
-        copies = {
-            key: checksum
-            for key, checksum, share in zip(*(each.tolist() for each in theirs[:3]), strict=True)
-            if share == of
-        }
+        (theirs, copies, *_), (keys, checksums, _, rows) = (
+            _records_of(one, one.read(step), of),
+            _records_of(two, batch, of),
+        )
+        _, there, here = np.intersect1d(theirs, keys, return_indices=True)
         hits = []
-        for key, checksum, share, at in zip(*(each.tolist() for each in mine), strict=True):
-            if share != of or copies.get(key, checksum) == checksum:
-                continue
+        for at in rows[here[copies[there] != checksums[here]]].tolist():
             site, _ = two.sites[int(batch.site[at])]
             device = two.layouts[int(batch.layout[at])].device
             where = ", ".join(text for text in (device, f"host {host}" if host else "") if text)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.health.findings import Hit, Level, NotObservedError, require, rule
+from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.health.table import first_rise
 from introspect_cli.records import Kind, Phase
 
@@ -50,19 +50,17 @@ _MADE = {
 
 def _is_mask(table: Table, event: NonFinite) -> bool:
     """Whether non-finite values are intended: -Inf alone in `_MASKS` or a forward operator, or bounds in a buffer."""
-    if event.nans or (event.posinfs and table.sites.kind[event.site] != Kind.BUFFER.value):
-        return False
-    if event.posinfs:
-        return any(table.fqn[site] == table.fqn[event.site] for site in _bound_buffers(table))
-    kind, forward = table.sites.kind[event.site], table.sites.phase[event.site] == Phase.FORWARD.value
+    (nans, posinfs, _), kind = event.counts, table.sites.kind[event.site]
+    if nans or posinfs:
+        return not nans and kind == Kind.BUFFER.value and table.fqn[event.site] in _bound_buffers(table)
+    forward = table.sites.phase[event.site] == Phase.FORWARD.value
     return kind in _MASKS or (forward and kind == Kind.OP_OUTPUT.value)
 
 
-def _bound_buffers(table: Table) -> list[int]:
-    """Sites of start values, of buffers or others, with infinities and no NaN in the first step."""
-    first = int(table.many.steps[0])
-    began = (event for event in table.nonfinite if event.step == first and not event.nans)
-    return [event.site for event in began if table.sites.phase[event.site] == Phase.START.value]
+def _bound_buffers(table: Table) -> set[str]:
+    """FQNs of start values, of buffers or others, with infinities and no NaN in the first step."""
+    began = (event.site for event in table.nonfinite if event.step == table.many.steps[0] and not event.counts[0])
+    return {table.fqn[site] for site in began if table.sites.phase[site] == Phase.START.value}
 
 
 @rule(Level.ERROR)
@@ -76,8 +74,8 @@ def nonfinite(table: Table) -> Iterator[Hit]:
     Cause: a division by zero, the log or root of something not positive, an overflow, or bad data
     """
     require(len(table.many.steps), "a step with records")
-    if all(np.isnan(columns.floats["bad"]).all() for columns in (table.many, table.few)):
-        raise NotObservedError("statistics (`--stats`)")
+    counted = not all(np.isnan(columns.floats["bad"]).all() for columns in (table.many, table.few))
+    require(counted, "statistics (`--stats`)")
     skipped = table.moves.skipped
     events = [
         event
@@ -93,7 +91,7 @@ def _maker_sentence(table: Table, event: NonFinite, events: list[NonFinite]) -> 
 
     Of an output, that the module did if its recorded inputs are finite; else a clause by the kind of the record.
     """
-    counts = ("NaN", event.nans), ("+Inf", event.posinfs), ("-Inf", event.neginfs)
+    counts = zip(("NaN", "+Inf", "-Inf"), event.counts, strict=True)
     parts = " and ".join(f"{count:,} {name}" for name, count in counts if count)
     what = f"{parts} among {event.numel:,} values of {table.name(event.site)} at step {event.step}"
     kind, call = table.sites.kind[event.site], (table.fqn[event.site], table.call[event.site])
@@ -117,19 +115,17 @@ def overflow_ahead(table: Table) -> Iterator[Hit]:
     require(any(layout.dtype in LARGEST for layout in table.reader.layouts), "a tensor of float16, bfloat16 or float32")
     # Not the gradients on their way: a scaler makes them as large as they can be, on purpose.
     for site in table.pick(Kind.INPUT, Kind.OUTPUT, Kind.GRAD, Kind.PARAM):
-        layout = table.layout(site)
-        if layout is None or layout.dtype not in LARGEST:
-            continue
-        limit = LARGEST[layout.dtype]
-        steps, (low, high) = table.stats(site, "min", "max")
+        dtype = table.layout(site).dtype
+        limit = LARGEST.get(dtype, np.inf)
+        steps, low, high = table.stat(site, "min", "max")
         largest = np.maximum(np.abs(low), np.abs(high))
-        near = np.flatnonzero(largest > limit / HEADROOM)
-        if layout.dtype != "float16":
-            near = near[largest[near] < MASKED]  # so far out that only something explosive gets there
+        # So far out that only something explosive gets there; float16 ends below it.
+        near = np.flatnonzero((largest > limit / HEADROOM) & (largest < MASKED))
         if len(near):
             at = int(near[0])
-            text = f"reaches {largest[at]:.3g} at step {steps[at]}; {layout.dtype} ends at {limit:.5g}"
-            yield table.hit(site, steps[at], text)
+            yield table.hit(
+                site, steps[at], f"reaches {largest[at]:.3g} at step {steps[at]}; {dtype} ends at {limit:.5g}"
+            )
 
 
 @rule(Level.INFO)
@@ -153,9 +149,9 @@ def underflow(table: Table) -> Iterator[Hit]:
         less than {KEPT:.0%} of the one at its output
     Cause: no gradient scaler, or a scale that is too low
     """
-    gradients = ((site, table.layout(site)) for site in table.pick(Kind.GRAD_INPUT, phase=Phase.BACKWARD))
-    sites = [site for site, layout in gradients if layout is not None and layout.dtype == "float16"]
-    for site in require(sites, "float16 gradients"):
+    gradients = table.pick(Kind.GRAD_INPUT, phase=Phase.BACKWARD)
+    halves = [site for site in gradients if table.layout(site).dtype == "float16"]
+    for site in require(halves, "float16 gradients"):
         above = table.of_call(site, Kind.GRAD_OUTPUT)
         steps, zeros = table.stat(site, "zeros")
         source = table.stat(above, "zeros")[1] if above is not None else np.zeros(0)
@@ -188,9 +184,10 @@ ROBUST = 1.4826
 """Times the median absolute deviation that make a standard deviation, where values are normally distributed."""
 
 
-def _losses(table: Table) -> list[int]:
-    """Sites of losses; NotObservedError where there are none."""
-    return require(table.pick(Kind.LOSS), "a loss (a backward pass that was recorded)")
+def _losses(table: Table, name: str) -> list[tuple[int, NDArray[np.int64], NDArray[np.float64]]]:
+    """(site, steps, values) of a statistic of each loss; NotObservedError where there are none."""
+    sites = require(table.pick(Kind.LOSS), "a loss (a backward pass that was recorded)")
+    return [(site, steps, values) for site in sites for steps, values in [table.stat(site, name)]]
 
 
 @rule(Level.ERROR)
@@ -200,8 +197,7 @@ def loss_nonfinite(table: Table) -> Iterator[Hit]:
     When: a loss is NaN or infinite at any step
     Cause: what made the first NaN or Inf (see `nonfinite`), or a loss function outside its domain
     """
-    for site in _losses(table):
-        steps, bad = table.stat(site, "bad")
+    for site, steps, bad in _losses(table, "bad"):
         rows = np.flatnonzero(bad > 0)
         if len(rows):
             text = f"not a finite number at {len(rows)} of {len(steps)} steps, the first being step {steps[rows[0]]}"
@@ -215,9 +211,8 @@ def loss_stuck(table: Table) -> Iterator[Hit]:
     When: over {STUCK_STEPS} steps or more, the loss spans less than {STUCK:.1%} of its median
     Cause: a learning rate far too low, parameters outside the optimizer, a detached graph, shuffled labels
     """
-    curves = [(site, table.stat(site, "mean")) for site in _losses(table)]
-    curves = [(site, curve) for site, curve in curves if len(curve[0]) >= STUCK_STEPS]
-    for site, (steps, value) in require(curves, f"{STUCK_STEPS} or more steps with a finite loss"):
+    curves = [curve for curve in _losses(table, "mean") if len(curve[1]) >= STUCK_STEPS]
+    for site, steps, value in require(curves, f"{STUCK_STEPS} or more steps with a finite loss"):
         if np.ptp(value) < STUCK * abs(np.median(value)):
             text = f"stays between {value.min():.6g} and {value.max():.6g} over {len(value)} steps"
             yield table.hit(site, steps[0], text)
@@ -243,10 +238,10 @@ def loss_spike(table: Table) -> Iterator[Hit]:
         spread = ROBUST * float(np.median(np.abs(before - usual)))
         return usual + max(SPIKE_DEVIATIONS * spread, SPIKE_TIMES * abs(usual), 1e-6)
 
-    curves = [(site, table.stat(site, "mean")) for site in _losses(table)]
-    long = any(len(steps) > SPIKE_HISTORY for _, (steps, _) in curves)
+    curves = _losses(table, "mean")
+    long = any(len(steps) > SPIKE_HISTORY for _, steps, _ in curves)
     require(long, f"more than {SPIKE_HISTORY} steps with a finite loss")
-    for site, (steps, value) in curves:
+    for site, steps, value in curves:
         at = first_rise(value, limit, SPIKE_HISTORY, RECENT)
         if at is not None:
             text = f"{value[at]:.4g} at step {steps[at]}, where less than {limit(value[max(0, at - RECENT) : at]):.4g}"

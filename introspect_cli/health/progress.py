@@ -21,27 +21,21 @@ class Progress(Gathered):
     """First steps in which ranks differ in losses, updates or gradients.
 
     Attributes:
-        losses: the first step in which ranks have another number of losses.
-        unmoved: the first step in which no parameter of some ranks changed, and those of others did.
+        hits: where ranks began to be at different steps: `losses`, where they have another number of losses, and
+            `unmoved`, where no parameter of some ranks changed, and those of others did.
         missing: the first step in which only some ranks have a gradient of a parameter, by its FQN.
         computing: ranks that have had a loss.
     """
 
-    losses: Hit | None = None
-    unmoved: Hit | None = None
+    hits: dict[str, Hit] = field(default_factory=dict)
     missing: dict[str, Hit] = field(default_factory=dict)
     computing: set[int] = field(default_factory=set)
     _last: dict[tuple[int, str], int] = field(default_factory=dict)  # checksums of each rank's parameters, as last seen
 
-    @property
-    def hits(self) -> list[Hit]:
-        """Hits where ranks began to be at different steps: at most one by losses, then at most one by updates."""
-        return [hit for hit in (self.losses, self.unmoved) if hit is not None]
-
     def step(self, now: AlignedStep) -> None:
         """Compare how many losses ranks have, which parameters have gradients, and whether any parameter changed.
 
-        Call it in the order of steps; the first difference stays. Sets `losses` where ranks that have ever had a loss
+        Call it in the order of steps; the first difference stays. Notes `losses` where ranks that have ever had a loss
         have another number of them, and `unmoved` where on some ranks no parameter with a gradient changed, and on
         others at least one did. Adds to `missing` each parameter that has a gradient on only some of the ranks that
         have any gradient; those cut over ranks do not count.
@@ -50,19 +44,19 @@ class Progress(Gathered):
         times = Counter(rank for number in now.of(Kind.LOSS, Phase.LOSS) for rank in now.rows[number])
         self.computing |= times.keys()
         numbers = [rank for rank in self.ranks.numbers if rank in self.computing]  # of a pipeline, the last stage's
-        if self.losses is None and len({times[rank] for rank in numbers}) > 1:
+        if "losses" not in self.hits and len({times[rank] for rank in numbers}) > 1:
             most, least = (pick(numbers, key=lambda rank: times[rank]) for pick in (max, min))
             losses = f"in step {now.step} rank {most} has {times[most]} and rank {least} {times[least]} losses"
             evidence = f"{losses}: one stepped its optimizer where the other did not, or ran more batches for it"
-            self.losses = Hit(now.step, f"rank {most}", evidence, most)
+            self.hits["losses"] = Hit(now.step, f"rank {most}", evidence, most)
         moved = self._moved_ranks(now)
-        if self.unmoved is None and len(set(moved.values())) > 1:
+        if "unmoved" not in self.hits and len(set(moved.values())) > 1:
             changed, unchanged = ([rank for rank in sorted(moved) if moved[rank] is flag] for flag in (True, False))
             evidence = (
                 f"no parameter of {rank_list(unchanged)} was changed in step {now.step}, those of {rank_list(changed)} "
                 "were: the optimizer step was skipped there alone"
             )
-            self.unmoved = Hit(now.step, f"rank {unchanged[0]}", evidence, unchanged[0])
+            self.hits["unmoved"] = Hit(now.step, f"rank {unchanged[0]}", evidence, unchanged[0])
 
     def _note_missing(self, now: AlignedStep) -> None:
         """Add to `missing` the first hit of each parameter with a gradient on only some of the ranks that have any.
@@ -111,9 +105,7 @@ def lost_rank(ranks: Ranks) -> Iterator[Hit]:
     Cause: a crash, a kill or a hang of that rank; its own output says more
     """
     run = ranks.run
-    if ended_unevenly(run):
-        return  # other rules say why
-    for sentence, rank in run.lost_ranks.items():
+    for sentence, rank in run.lost_ranks.items() if not ended_unevenly(run) else ():  # else other rules say why
         step = run.rank(rank).last_step if rank in run.ranks else None
         yield Hit(step or 0, f"rank {rank}", sentence, rank)
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.health.findings import Hit, Level, NotObservedError, require, rule
+from introspect_cli.health.findings import Hit, Level, require, rule
+from introspect_cli.health.table import UNMEASURED
 from introspect_cli.records import SCALER, Kind, Layout, Phase
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ ROUNDING = 1e-5
 def _layouts(table: Table) -> dict[str, Layout]:
     """Layout of each parameter by FQN, where it was measured."""
     layouts = {site: table.layout(site) for site in table.pick(Kind.PARAM)}
-    return {table.fqn[site]: layout for site, layout in layouts.items() if layout is not None}
+    return {table.fqn[site]: layout for site, layout in layouts.items() if layout is not UNMEASURED}
 
 
 def _gradient_sizes(table: Table) -> dict[str, float]:
@@ -123,7 +124,7 @@ def _copied_modules(table: Table, trained: set[str]) -> set[str]:
     values = {name: tuple(table.column(site).checksum[:1].tolist()) for name, site in started.items()}
     originals = {values[name] for name in trained & values.keys()}
     new = {name.rpartition(".")[0] for name in started if name in trained or values[name] not in originals}
-    ranges = {name: table.stats(site, "min", "max")[1] for name, site in started.items()}
+    ranges = {name: table.stat(site, "min", "max")[1:] for name, site in started.items()}
     return {name.rpartition(".")[0] for name, (low, high) in ranges.items() if (low[:1] < high[:1]).any()} - new
 
 
@@ -138,10 +139,9 @@ def _updates(table: Table) -> list[tuple[str, NDArray[np.int64], NDArray[np.floa
     moves = table.moves
     require(moves.names, "parameters after optimizer steps")
     optimizers = {table.fqn[site] for site in table.pick(Kind.HYPERPARAMETER)} - {SCALER}
-    if optimizers and all(name.startswith("LBFGS") for name in optimizers):
-        raise NotObservedError("an optimizer that takes small steps (L-BFGS searches along a line)")
-    if np.isnan(moves.relative).all():
-        raise NotObservedError("sketches and statistics of parameters")
+    small = not optimizers or any(not name.startswith("LBFGS") for name in optimizers)
+    require(small, "an optimizer that takes small steps (L-BFGS searches along a line)")
+    require(not np.isnan(moves.relative).all(), "sketches and statistics of parameters")
     layouts, sizes = _layouts(table), _gradient_sizes(table)
     taken = ~np.isin(moves.steps, list(moves.skipped))
     updates = []
@@ -214,7 +214,7 @@ def _batches(table: Table) -> dict[str, list[tuple[int, tuple[int, ...], int]]]:
     columns = table.few
     groups: dict[tuple[str, int], list[int]] = {}
     for site in table.pick(Kind.BATCH, phase=Phase.DATA):
-        groups.setdefault((table.fqn[site], table.call[site]), []).append(columns.place[site])
+        groups.setdefault((table.fqn[site], table.call[site]), []).append(int(columns.place[site]))
     batches: dict[str, list[tuple[int, tuple[int, ...], int]]] = {}
     for row, step in enumerate(columns.steps.tolist()):
         for (loader, _), places in sorted(groups.items()):
@@ -261,13 +261,11 @@ def batchnorm_frozen(table: Table) -> Iterator[Hit]:
     Cause: a model left in eval mode, a momentum of 0, or statistics frozen on purpose
     """
     called = {table.fqn[site] for site in table.pick(Kind.OUTPUT, phase=Phase.FORWARD)}
-    buffers = [
-        site for site in table.pick(Kind.BUFFER, phase=Phase.OPTIMIZER) if "Norm" in table.sites.module_class[site]
-    ]
-    running = [site for site in buffers if table.fqn[site].endswith(".running_mean")]
+    buffers, of = table.pick(Kind.BUFFER, phase=Phase.OPTIMIZER), table.sites.module_class
+    running = [site for site in buffers if "Norm" in of[site] and table.fqn[site].endswith(".running_mean")]
     for site in require(running, "running statistics of a BatchNorm"):
         column = table.column(site)
         rows = np.flatnonzero(column.layout >= 0)
-        ran, bits = table.fqn[site].rpartition(".")[0] in called, set(column.checksum[rows].tolist())
-        if ran and len(rows) > REST and len(bits) == 1:
+        ran = table.fqn[site].removesuffix(".running_mean") in called
+        if ran and len(rows) > REST and len(np.unique(column.checksum[rows])) == 1:
             yield table.hit(site, column.steps[rows[0]], f"the same bits after each of {len(rows)} steps")

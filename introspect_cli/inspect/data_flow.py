@@ -7,9 +7,12 @@ are taken out, and what they passed on is joined up.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.overview import reader_of
@@ -59,8 +62,7 @@ class Node:
     @property
     def nonfinite(self) -> bool:
         """Whether it holds NaN or infinities."""
-        stats = self.record.summary.stats
-        return bool(stats.get("nans", 0) or stats.get("infs", 0))
+        return any(self.record.summary.stats.get(name) for name in ("nans", "infs"))
 
 
 @dataclass(frozen=True)
@@ -107,15 +109,14 @@ def _read(reader: Any, step: int) -> Graph:
     Nodes and edges have site numbers. An edge leads from a recorded earlier result alone: not from parameters, nor from
     the operator itself.
     """
-    batch = reader.read(step)
-    order = sorted(range(len(batch.site)), key=lambda row: int(batch.sequence[row]))
+    batch, kinds = reader.read(step), reader.sites.kind
     nodes: dict[int, Node] = {}
     edges: list[tuple[int, int]] = []
-    for row in order:
-        record = reader.record(batch, row, step)
+    for row in np.argsort(batch.sequence, kind="stable").tolist():
         number = int(batch.site[row])
-        if record.site.kind is not Kind.OP_OUTPUT:
+        if kinds[number] != Kind.OP_OUTPUT.value:
             continue
+        record = reader.record(batch, row, step)
         given = record.given or Given()
         nodes[number] = Node(number, record, given.forward if given.forward >= 0 else None, len(given.inputs))
         edges += [(start, number) for start in given.inputs if start in nodes and start != number]
@@ -148,9 +149,7 @@ def prune(graph: Graph, targets: tuple[str, ...] = (), *, repeating: bool = Fals
 
 def _targeted(node: Node, targets: tuple[str, ...]) -> bool:
     """Whether any of the globs selects a node's FQN, name or operator; a glob of a module selects all inside it."""
-    return (
-        selects(node.record.site.fqn, targets) or selects(node.name, targets) or selects(node.record.info.op, targets)
-    )
+    return any(selects(name, targets) for name in (node.record.site.fqn, node.name, node.record.info.op))
 
 
 def _unchanging(graph: Graph) -> set[int]:
@@ -158,26 +157,20 @@ def _unchanging(graph: Graph) -> set[int]:
 
     A forward operator and its backward ones are in it together, or not at all.
     """
-    by_number = {node.number: node for node in graph.nodes}
-    inputs: dict[int, list[int]] = {}
+    scales = {node.number: math.nan if node.scale is None else node.scale for node in graph.nodes}
+    given: dict[int, list[float]] = {}
     for start, end in graph.edges:
-        inputs.setdefault(end, []).append(start)
-
-    def same(node: Node) -> bool:
-        """Whether a node has one input and the same mean of absolutes, within `UNCHANGED`."""
-        given = inputs.get(node.number, [])
-        if len(given) != 1 or node.inputs != 1:
-            return False
-        before, after = by_number[given[0]].scale, node.scale
-        return before is not None and after is not None and abs(after - before) <= UNCHANGED * abs(before)
-
-    candidates = {node.number for node in graph.nodes if same(node)}
-    # A forward operator and its backward ones go together or not at all.
-    kept = {node.forward for node in graph.nodes if node.forward is not None and node.number not in candidates}
-    candidates -= kept
-    return {
-        number for number in candidates if by_number[number].forward is None or by_number[number].forward in candidates
+        given.setdefault(end, []).append(scales[start])
+    same = {
+        node.number
+        for node in graph.nodes
+        if len(before := given.get(node.number, [])) == node.inputs == 1
+        and abs(scales[node.number] - before[0]) <= UNCHANGED * abs(before[0])
     }
+    # A forward operator and its backward ones go together or not at all.
+    same -= {node.forward for node in graph.nodes if node.forward is not None and node.number not in same}
+    together = {None, *same}
+    return {node.number for node in graph.nodes if node.number in same and node.forward in together}
 
 
 def _middle(graph: Graph) -> set[int]:

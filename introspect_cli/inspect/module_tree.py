@@ -129,12 +129,10 @@ def module_tree(run: Any, *, fold: bool = True, rank: int | None = None, depth: 
     for info in reader.modules:
         given = outputs.get(info.fqn, [])
         parameters = sum(size for name, size in sizes.items() if name.startswith(f"{info.fqn}."))
-        row = ModuleRow(info, parameters, calls=len({record.site.call for record in given}))
-        for summary in (record.summary for record in given[:1]):
-            row = replace(row, shape=summary.layout.shape, dtype=summary.layout.dtype, scale=summary.stats.get("std"))
-        rows.append(row)
-    rows = _folded(rows) if fold else rows
-    return [row for row in rows if depth is None or row.info.fqn.count(".") <= depth]
+        outs = [(of.layout.shape, of.layout.dtype, of.stats.get("std")) for of in (record.summary for record in given)]
+        shape, dtype, scale = outs[0] if outs else (None, "", None)
+        rows.append(ModuleRow(info, parameters, shape, dtype, scale, len({record.site.call for record in given})))
+    return [row for row in (_folded(rows) if fold else rows) if depth is None or row.info.fqn.count(".") <= depth]
 
 
 def _folded(rows: Sequence[ModuleRow]) -> list[ModuleRow]:

@@ -105,12 +105,11 @@ def overview(run: Any) -> Overview:
     """The overview of a run; reads records of the first step of the first rank that has any, and file sizes."""
     readers = [run.rank(rank) for rank in run.ranks]
     first = next((reader for reader in readers if len(reader)), None)
-    batch, names = (first.read_row(0), first.sites.kind) if first is not None else (None, [])
+    batch = first.read_row(0) if first is not None else None
+    fqns, names = (first.sites.fqn, first.sites.kind) if first is not None else ((), ())
     labels = list(first.labels.values()) if first is not None else []
     modules = {module.fqn for module in first.modules} if first is not None else set[str]()
-    returned = {
-        fqn for fqn, kind in zip(first.sites.fqn if first else (), names, strict=True) if kind == Kind.OUTPUT.value
-    }
+    returned = {fqn for fqn, kind in zip(fqns, names, strict=True) if kind == Kind.OUTPUT.value}
     runtime, hardware = run.settings.document("runtime"), run.settings.document("hardware")
     parts = [f"{name} {text}" for name in ("torch", "python", "cuda") if (text := _text(runtime.get(name))).strip()]
     parts += [text for name in ("cpu", "system") if (text := _text(hardware.get(name)))]
@@ -239,7 +238,10 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
         for place in np.flatnonzero(np.isin(batch.site, chosen)).tolist():
             summary = reader.record(batch, place, step).summary
             text = summary.text if summary.status is Status.VALUE else ""
-            points[int(batch.site[place])].append((step, _number(summary.stats.get(stat), text), text))
+            value = summary.stats.get(stat)
+            with suppress(ValueError):  # most plain values are no numbers
+                value = float(text) if value is None and text else value
+            points[int(batch.site[place])].append((step, value, text))
     names = (*STATISTICS, *DERIVED_STATS)
     if not kept and (stat not in names or not any(text for rows in points.values() for _, _, text in rows)):
         hint = did_you_mean(stat, names) or f"; choose from {', '.join(names)}"
@@ -254,13 +256,6 @@ def _history(sites: Any, number: int, rows: list[tuple[int, float | None, str]])
     name = f"{site.phase.value} {site.kind.value} {site.fqn}{site.path and ' ' + site.path}{call}"
     steps, values, texts = zip(*rows, strict=True)
     return History(name, site.kind.value, steps, values, texts if any(texts) else ())
-
-
-def _number(value: float | None, text: str) -> float | None:
-    """The value; where it is None, the number in `text`; None where that is no number."""
-    with suppress(ValueError):  # most plain values are no numbers
-        return float(text) if value is None and text else value
-    return None
 
 
 def stored_values(
@@ -281,11 +276,8 @@ def stored_values(
     reader = reader_of(run, rank, step)
     recorded = False
     for number in [step] if step is not None else reader.entries["step"].tolist():
-        records = [
-            record
-            for record in reader.records(int(number))
-            if matches(record.site.fqn, fqn) and selection.wants(record.site.kind, record.site.fqn)
-        ]
+        named = (record for record in reader.records(int(number)) if matches(record.site.fqn, fqn))
+        records = [record for record in named if selection.wants(record.site.kind, record.site.fqn)]
         recorded = recorded or bool(records)
         checksums = (record.summary.checksum for record in records)
         tensors = (run.tensor(checksum) if checksum else None for checksum in checksums)

@@ -158,8 +158,7 @@ def chosen(word: str | os.PathLike[str]) -> Path | str:
     text = os.fspath(word)
     if not text or is_remote(text) or os.path.lexists(text):
         return word if isinstance(word, Path) else text
-    counted = _COUNTED.fullmatch(text)
-    if counted is not None:
+    if counted := _COUNTED.fullmatch(text):
         number = int(counted[1])
         if not number:
             raise UsageError("@0 is no run: @1 is the last one, @2 the one before it.")

@@ -57,12 +57,11 @@ def follow(
 
         Returns how many were taken in all looks, and the run's state.
         """
-        reader = run.rank(run.ranks[0]) if run.ranks else None
-        for step in reader.entries["step"].tolist() if reader is not None else ():
-            if step > taken[-1]:
-                assert reader is not None
-                take(reader, step)
-                taken.append(step)
+        for reader in map(run.rank, run.ranks[:1]):
+            for step in reader.entries["step"].tolist():
+                if step > taken[-1]:
+                    take(reader, step)
+                    taken.append(step)
         return len(taken) - 1, run.state
 
     only = None if rank is None else {rank}

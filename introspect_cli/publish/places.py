@@ -118,11 +118,9 @@ class Remote:
             try:
                 self._send()
                 self._has_sent = True
-            except RefusedError:
-                if not self._has_sent:
+            except StoreError as error:  # it is tried again
+                if isinstance(error, RefusedError) and not self._has_sent:
                     raise
-            except StoreError:
-                pass  # it is tried again
 
     def _send(self) -> None:
         """Upload what is new of the run, then the file of numbers and kept files as a whole."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files import (
@@ -169,28 +170,6 @@ _NEVER_REPLACED = (f"{TENSORS}/", f"{SOURCES}/")
 """Directories of files that are named by their content."""
 
 
-class ByteRange(NamedTuple):
-    """Bytes of a file to upload."""
-
-    name: str
-    begin: int
-    end: int
-
-
-class _State(NamedTuple):
-    """State of a directory at one moment.
-
-    Attributes:
-        over: whether nobody writes it any more.
-        inline: content that goes into the catalogue itself, by the name of its file: what may be replaced by another.
-        lengths: bytes of each other file, by its name; of a log those that hold whole frames.
-    """
-
-    over: bool
-    inline: dict[str, bytes]
-    lengths: dict[str, int]
-
-
 class PartSender:
     """Uploads the directory of a rank, with a catalogue.
 
@@ -229,18 +208,16 @@ class PartSender:
         Raises:
             StoreError: the catalogue is another run's.
         """
-        try:
+        with suppress(NothingThereError, DamageError):
             [before] = catalogues(self._storage, [self._place])
             there = self._storage.entries(self._place, deep=True) or {}
-        except (NothingThereError, DamageError):
-            return
-        if before is None:
-            return
-        if before.run_id != self._run_id:
-            raise StoreError(OTHER_RUN.format(self._storage.url))
-        for name in before.objects:
-            whole = takewhile(lambda each: there.get(each[0]) == each[2], before.objects_of(name))
-            self._sent[name] = [length for _, _, length in whole]
+            if before is None:
+                return
+            if before.run_id != self._run_id:
+                raise StoreError(OTHER_RUN.format(self._storage.url))
+            for name in before.objects:
+                whole = takewhile(lambda each: there.get(each[0]) == each[2], before.objects_of(name))
+                self._sent[name] = [length for _, _, length in whole]
 
     def send(self, every: float) -> None:
         """Upload what is new, then the catalogue; sets `waiting` and `over`.
@@ -254,24 +231,28 @@ class PartSender:
             StoreError: some of it was not sent.
             OSError: a file could not be read.
         """
-        state = self._state()
-        unsent = list(self._unsent(state))
-        self.waiting = sum(part.end - part.begin for part in unsent)
+        over, inline, lengths = self._state()
+        unsent = list(self._unsent(inline, lengths))
+        self.waiting = sum(end - begin for _, begin, end in unsent)
         if self.over and not unsent:
             return
-        for part in unsent:
-            self._put(part)
-        inline, sent = state.inline, {name: lengths for name, lengths in self._sent.items() if lengths}
-        catalogue = Catalogue(self._run_id, state.over, time.time(), every, inline, sent)
+        for name, begin, end in unsent:
+            self._put(name, begin, end)
+        sent = {name: lengths for name, lengths in self._sent.items() if lengths}
+        catalogue = Catalogue(self._run_id, over, time.time(), every, inline, sent)
         self._storage.put(below(self._place, CATALOGUE), catalogue.encoded())
-        self.over = state.over
+        self.over = over
 
     # --- what there is
 
-    def _state(self) -> _State:
-        """The directory's present state: whether nobody holds its lock, small files, lengths of its log and tensors.
+    def _state(self) -> tuple[bool, dict[str, bytes], dict[str, int]]:
+        """The directory's present state.
 
-        Of a log that has no run id yet there is nothing. Without `sources`, the text of source files is left out.
+        Without `sources`, the text of source files is left out; of a log that has no run id yet there is nothing.
+
+        Returns:
+            whether nobody writes it any more; content that goes into the catalogue itself, by the name of its file:
+            what may be replaced by another; bytes of each other file, by its name, of a log those of whole frames.
         """
         inline, lengths = dict[str, bytes](), dict[str, int]()
         with Folder.at(str(self._path)) as folder, folder.file(LOG) as file:
@@ -285,36 +266,29 @@ class PartSender:
             if frames.run_id:
                 inline[HEADS], lengths[LOG] = frames.encoded(), int(frames.begins[-1])
                 inline[LOG] = file.read(0, START.size)
-        return _State(over, inline, lengths)
+        return over, inline, lengths
 
     # --- what is to be sent
 
-    def _unsent(self, state: _State) -> Iterator[ByteRange]:
-        """Byte ranges that are in no object yet, of at most `MAX_OBJECT` bytes: sources, then logs, then tensors.
+    def _unsent(self, inline: dict[str, bytes], lengths: dict[str, int]) -> Iterator[tuple[str, int, int]]:
+        """(file, begin, end) of bytes in no object yet, `MAX_OBJECT` at most: sources, then logs, then tensors.
 
-        Files of one sort by the order of `state.lengths`; the head of a log, which is inline, is not among them.
+        Files of one sort by the order of `lengths`; the head of a log, which is inline, is not among them.
         """
-        for name in sorted(state.lengths, key=lambda name: name.endswith(LOG) + 2 * name.endswith(_TENSOR)):
-            begin = len(state.inline.get(name, b"")) + sum(self._sent.get(name, ()))
-            for at in range(begin, state.lengths[name], MAX_OBJECT):
-                yield ByteRange(name, at, min(at + MAX_OBJECT, state.lengths[name]))
+        for name in sorted(lengths, key=lambda name: name.endswith(LOG) + 2 * name.endswith(_TENSOR)):
+            begin = len(inline.get(name, b"")) + sum(self._sent.get(name, ()))
+            for at in range(begin, lengths[name], MAX_OBJECT):
+                yield name, at, min(at + MAX_OBJECT, lengths[name])
 
-    def _read(self, name: str, begin: int, end: int) -> bytes:
-        """Bytes `begin` to before `end` of a file of the directory; fewer where the file is shorter."""
-        folders, _, last = name.rpartition("/")
-        with Folder.at(str(self._path / folders)) as place, place.file(last) as file:
-            return file.read(begin, end)
-
-    # --- sending
-
-    def _put(self, part: ByteRange) -> None:
-        """Upload a byte range as an object, and take it off `waiting`.
+    def _put(self, name: str, begin: int, end: int) -> None:
+        """Upload bytes of a file as an object, and take them off `waiting`.
 
         Raises:
             OSError: the file became shorter.
         """
-        name, begin, end = part
-        data = self._read(name, begin, end)
+        folders, _, last = name.rpartition("/")
+        with Folder.at(str(self._path / folders)) as place, place.file(last) as file:
+            data = file.read(begin, end)
         if len(data) != end - begin:
             raise OSError(f"{self._path / name} became shorter")
         self._storage.put(below(self._place, f"{name}.{begin:012d}"), data)
