@@ -6,10 +6,9 @@ others do not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import UsageError
 from introspect_cli.selection import Selection
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 EVERYTHING = Selection()
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """One format.
 
     Attributes:
@@ -84,6 +82,5 @@ def wanted_steps(run: Run, selection: Selection) -> list[tuple[int, int]]:
 
 def wanted_records(run: Run, step: int, rank: int, selection: Selection) -> Iterator[Record]:
     """The selected records of a step of a rank, in the order they were made."""
-    for record in run.rank(rank).records(step):
-        if selection.wants(record.site.kind, record.site.fqn):
-            yield record
+    records = run.rank(rank).records(step)
+    return (record for record in records if selection.wants(record.site.kind, record.site.fqn))

@@ -193,9 +193,12 @@ def _read_file(path: Path) -> Any:
     try:
         return {".safetensors": _read_safetensors, ".npz": _read_npz, ".npy": _read_npy}[path.suffix](path)
     except DAMAGE as error:
-        raise StoreError(
-            f"{path} is not a {path.suffix} file that can be read: {str(error) or type(error).__name__}"
-        ) from None
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> StoreError:
+    """What is raised for a damaged file in place of a reader's own error."""
+    return StoreError(f"{path} is not a {path.suffix} file that can be read: {str(error) or type(error).__name__}")
 
 
 # --- safetensors
@@ -229,27 +232,22 @@ def _read_safetensors(path: Path) -> dict[Any, Any]:
             continue
         if math.prod(shape) * NUMPY[kind].itemsize != end - begin:
             raise ValueError(f"{name} needs another number of bytes than it has")
-        tensors[name] = Pieces(kind, tuple(shape), _span_reader(path, data + begin, end - begin, NUMPY[kind]))
+        tensors[name] = Pieces(kind, tuple(shape), partial(_read_span, path, data + begin, end - begin, NUMPY[kind]))
     return tensors
 
 
-def _span_reader(path: Path, first: int, length: int, stored: np.dtype[Any]) -> Callable[[], Iterator[NDArray[Any]]]:
-    """A function that reads `length` bytes from byte `first` on, as arrays of at most `PIECE` elements.
+def _read_span(path: Path, first: int, length: int, stored: np.dtype[Any]) -> Iterator[NDArray[Any]]:
+    """Read `length` bytes from byte `first` on, as arrays of at most `PIECE` elements.
 
-    Not mapped into memory: a file that is truncated meanwhile would end the process.
+    Not mapped into memory: a file that is truncated meanwhile would end the process. StoreError where it ends early.
     """
-
-    def read() -> Iterator[NDArray[Any]]:
-        """Yield the arrays; StoreError where the file ends early."""
-        with open_regular(path) as file:
-            file.seek(first)
-            for begin in range(0, length, PIECE * stored.itemsize):
-                data = file.read(min(length - begin, PIECE * stored.itemsize))
-                if len(data) < min(length - begin, PIECE * stored.itemsize):
-                    raise StoreError(f"{path} ends before its last tensor: it is cut, or being written")
-                yield np.frombuffer(data, stored)
-
-    return read
+    with open_regular(path) as file:
+        file.seek(first)
+        for begin in range(0, length, PIECE * stored.itemsize):
+            size = min(length - begin, PIECE * stored.itemsize)
+            if len(data := file.read(size)) < size:
+                raise StoreError(f"{path} ends before its last tensor: it is cut, or being written")
+            yield np.frombuffer(data, stored)
 
 
 # --- numpy's files
@@ -299,9 +297,7 @@ def _npy_pieces(name: str, path: Path, opened: Callable[[], AbstractContextManag
             with opened() as inside:
                 whole = np.lib.format.read_array(inside, allow_pickle=False)
         except DAMAGE as error:
-            raise StoreError(
-                f"{path} is not a {path.suffix} file that can be read: {error or type(error).__name__}"
-            ) from None
+            raise _damaged(path, error) from None
         yield from cut(whole.astype(NUMPY[dtype.name], copy=False).reshape(-1))
 
     return Pieces(dtype.name, shape, read)

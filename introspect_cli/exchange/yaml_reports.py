@@ -88,17 +88,14 @@ def write_yaml(run: Run, directory: Path, selection: Selection) -> int:
 
     Returns the number of files.
     """
-    top = directory / "introspection"
-    top.mkdir(exist_ok=True)
+    settings = ((file, run.settings[name]) for name, file in _SETTINGS.items() if name in run.settings)
+    steps = wanted_steps(run, selection)
+    reports = ((f"{STAGE}/step={step}/rank{rank}.yaml", report(run, step, rank, selection)) for step, rank in steps)
     written = 0
-    for name, file in _SETTINGS.items():
-        if name in run.settings:
-            (top / file).write_text(dump(run.settings[name]), encoding="utf-8")
-            written += 1
-    for step, rank in wanted_steps(run, selection):
-        place = top / STAGE / f"step={step}"
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"rank{rank}.yaml").write_text(dump(report(run, step, rank, selection)), encoding="utf-8")
+    for name, document in chain(settings, reports):
+        place = directory / "introspection" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(dump(document), encoding="utf-8")
         written += 1
     return written
 
@@ -135,12 +132,8 @@ def _only_root(by_kind: dict[Kind, list[Record]]) -> str:
 
 def _latest_by_name(records: Iterable[Record]) -> dict[str, Record]:
     """One record by FQN: that after the optimizer step where there is one, else the last."""
-    latest: dict[str, Record] = {}
-    for record in records:
-        before = latest.get(record.site.fqn)
-        if before is None or record.site.phase is Phase.OPTIMIZER or before.site.phase is not Phase.OPTIMIZER:
-            latest[record.site.fqn] = record
-    return latest
+    in_order = sorted(records, key=lambda record: record.site.phase is Phase.OPTIMIZER)
+    return {record.site.fqn: record for record in in_order}
 
 
 def digest_of(run: Run, record: Record) -> str:
@@ -332,22 +325,23 @@ def _read_rows(document: dict[Any, Any], root: str) -> Iterator[Row]:
     A random state is a plain value: its digest, of which the text holds 200 characters. Digests over all (`__all_*`)
     are left out.
     """
-    names = [name for name in _dict_or_empty(document.get("parameters")) if not str(name).startswith("__all_")]
+    parameters, buffers = (
+        {name: value for name, value in _dict_or_empty(document.get(part)).items() if str(name)[:6] != "__all_"}
+        for part in ("parameters", "buffers")
+    )
     yield from _batch_rows(document.get("batch"))
     for name, state in _dict_or_empty(document.get("rngs")).items():
         fqn = "cuda" if name == "torch.cuda" else str(name)
         text = str(state.get("state")) if isinstance(state, dict) and set(state) == {"state"} else str(state)
         summary = Summary(Status.VALUE, Layout((), "rng"), checksum_of(text), text=text[:200])
         yield Site(Phase.START, Kind.RNG, fqn), SiteInfo(), summary
-    for name in names:
-        entry = _dict_or_empty(_dict_or_empty(document.get("parameters"))[name])
+    for name, entry in parameters.items():
         for key, kind in (("grad", Kind.GRAD), ("data", Kind.PARAM)):
-            if key in entry:
+            if key in _dict_or_empty(entry):
                 yield Site(Phase.OPTIMIZER, kind, f"{root}.{name}"), SiteInfo(), _read_summary(entry[key])
-    for name, tensor in _dict_or_empty(document.get("buffers")).items():
-        if not str(name).startswith("__all_"):
-            yield Site(Phase.OPTIMIZER, Kind.BUFFER, f"{root}.{name}"), SiteInfo(), _read_summary(tensor)
-    yield from _optimizer_rows(document.get("optimizers"), [f"{root}.{name}" for name in names])
+    for name, tensor in buffers.items():
+        yield Site(Phase.OPTIMIZER, Kind.BUFFER, f"{root}.{name}"), SiteInfo(), _read_summary(tensor)
+    yield from _optimizer_rows(document.get("optimizers"), [f"{root}.{name}" for name in parameters])
 
 
 def _dict_or_empty(document: object) -> dict[Any, Any]:

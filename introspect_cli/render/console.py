@@ -70,9 +70,8 @@ class Screen:
 
     def draw(self, blocks: Iterable[Block]) -> None:
         """Draw the blocks, one below the other."""
-        for row in lines_of(blocks, self.width):
-            for text in self._texts(row):
-                self._console.print(text, soft_wrap=True)
+        for text in self._rows(blocks):
+            self._console.print(text)
 
     @contextmanager
     def live(self) -> Iterator[Callable[[Iterable[Block]], None] | None]:
@@ -86,19 +85,19 @@ class Screen:
         from rich.live import Live
 
         with Live(console=self._console, auto_refresh=False, vertical_overflow="ellipsis") as live:
+            yield lambda blocks: live.update(Group(*self._rows(blocks)), refresh=True)
 
-            def draw(blocks: Iterable[Block]) -> None:
-                rows = (text for row in lines_of(blocks, self.width) for text in self._texts(row))
-                live.update(Group(*rows), refresh=True)
-
-            yield draw
+    def _rows(self, blocks: Iterable[Block]) -> Iterator[Text]:
+        """The blocks as lines of the screen."""
+        return (text for row in lines_of(blocks, self.width) for text in self._texts(row))
 
     def _texts(self, line: Line) -> list[Text]:
         """A line, styled and wrapped at blanks to the screen's width, 120 columns at most; longer words are not cut.
 
         As one piece in a pipe, and where the line is not to be wrapped.
         """
-        text = _styled(line, self._encodable)
+        spans = ((self._encodable(content), STYLES.get(style, "")) for content, style in line.spans)
+        text = Text.assemble(" " * line.indent, *spans)
         width, hang = max(min(self.width, 120), 20), line.hang or (line.indent + 2 if line.indent else 0)
         if not line.wrap or len(text) <= width or self.width >= WIDEST:
             return [text]
@@ -117,11 +116,3 @@ class Screen:
         if self.unicode:
             return content
         return "".join(_ASCII.get(char, char) for char in content).encode("ascii", "backslashreplace").decode()
-
-
-def _styled(line: Line, shown: Callable[[str], str] = str) -> Text:
-    """A line with its indent and styles, not wrapped; `shown` is applied to each of its texts."""
-    text = Text(" " * line.indent)
-    for content, style in line.spans:
-        text.append(shown(content), STYLES.get(style, ""))
-    return text

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from html import escape
 from importlib.resources import files
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.result import Certainty, DiffResult, Divergence, Role, StripCell, Verdict
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from introspect_cli.records import Summary
 
 _LONGEST = 4000
-_TAGS = {"name": "code", "small": "small"}
 
 
 def text(value: object, limit: int = _LONGEST) -> str:
@@ -75,8 +74,7 @@ def _block(block: Block) -> str:
 def _span(span: Span) -> str:
     """A text as markup in its style; one of style `name` may break after each dot."""
     content, style = span
-    tag = _TAGS.get(style, "span")
-    said = text(content).replace(".", ".<wbr>") if tag == "code" else text(content)
+    tag, said = ("code", breakable(content)) if style == "name" else ("span", text(content))
     return f'<{tag} class="{style}">{said}</{tag}>' if style and said else said
 
 
@@ -86,11 +84,10 @@ def _table(table: Table) -> str:
     Cells are cut at 400 characters.
     """
     titles = "".join(f'<th scope="col">{text(column.title)}</th>' for column in table.columns)
-    styles = (*table.styles, *[""] * len(table.rows))
     body = "".join(
         f'<tr class="{style}"><th scope="row">{text(row[0], 400)}</th>'
         f"{''.join(f'<td>{text(cell, 400)}</td>' for cell in row[1:])}</tr>"
-        for row, style in zip(table.rows, styles, strict=False)
+        for row, style in zip(table.rows, chain(table.styles, repeat("")), strict=False)
     )
     caption = text(table.caption or ", ".join(column.title for column in table.columns))
     head = f"<caption>{caption}</caption>" if table.caption else ""

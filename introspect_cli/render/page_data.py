@@ -6,8 +6,7 @@ import base64
 import json
 import math
 import zlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -38,8 +37,7 @@ OpRow: TypeAlias = "tuple[Record | None, Record | None]"
 """What one operator returned in run a, and in run b."""
 
 
-@dataclass(frozen=True)
-class Page:
+class Page(NamedTuple):
     """Everything that a page shows.
 
     Attributes:
@@ -90,12 +88,10 @@ def page_data(page: Page) -> str:
         "depth": [_depth(name, depth) for name, depth in page.depths],
         "rounding": _units(history),
         "map": None,
-        "divergences": [],
+        "divergences": [_divergence(one) for one in result.divergences[:_SHOWN]] if result is not None else [],
     }
-    if result is not None:
-        document["divergences"] = [_divergence(divergence) for divergence in result.divergences[:_SHOWN]]
-        if result.map is not None and result.map.modules:
-            document["map"] = _map(result.map, page.noise, result)
+    if result is not None and result.map is not None and result.map.modules:
+        document["map"] = _map(result.map, page.noise, result)
     # Inside a script element only `<` could end it early.
     out = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return out.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _STATE_STYLE = {"complete": "good", "running": "unsure", "interrupted": "bad"}
 _MOST_CELLS = 20
-_NAMED = 3
 _SHOWN = (("mean", 0), ("std", 0), ("min", 5), ("max", 4))
 """Statistics in a step's table, and when each column is left out."""
 
