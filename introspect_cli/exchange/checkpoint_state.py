@@ -192,18 +192,15 @@ def _put_optimizers(
             names = _names_by_order(groups, held["state"], candidates)
         if names is None and held["state"]:
             state.notes.append(NUMBERED)
+        names = names or {}
         for key, values in held["state"].items():
-            name = names.get(key, f"{optimizer}.{key}") if names else f"{optimizer}.{key}"
             for leaf, value in _dotted_leaves(values):
                 path = shallow("".join(f"[{word!r}]" for word in leaf.split(".") if word))
-                state.put(Kind.OPTIMIZER_STATE, name, value, path)
-        listed = [
-            {
-                **{key: _plain_setting(value) for key, value in group.items() if key not in ("params", "param_names")},
-                "params": [names[key] if names and key in names else f"{optimizer}.{key}" for key in group["params"]],
-            }
-            for group in groups
-        ]
+                state.put(Kind.OPTIMIZER_STATE, names.get(key, f"{optimizer}.{key}"), value, path)
+        listed = []
+        for group in groups:
+            plain = {key: _plain_setting(group[key]) for key in group if key not in ("params", "param_names")}
+            listed.append({**plain, "params": [names.get(key, f"{optimizer}.{key}") for key in group["params"]]})
         documents.append({"name": optimizer, "class": "", "groups": listed})
     if documents:
         state.settings["optimizers"] = documents

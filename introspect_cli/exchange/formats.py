@@ -27,8 +27,7 @@ class Format(NamedTuple):
 
     Attributes:
         about: what it writes, in a line of help.
-        writer: `module:function`; called with the run, the directory and the selection, it writes and returns how many
-            files.
+        writer: `module:function`, called with the run, the empty directory and the selection.
     """
 
     about: str
@@ -67,10 +66,10 @@ def export(run: Run, name: str, output: str | Path, selection: Selection = EVERY
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
             raise UsageError(f"{directory} is not empty: name another directory")
-        written: int = getattr(import_module(module), function)(run, directory, selection)
+        getattr(import_module(module), function)(run, directory, selection)
+        return sum(path.is_file() for path in directory.rglob("*"))
     except OSError as error:
         raise UsageError(f"cannot write to {directory}: {error.strerror}; name another directory") from None
-    return written
 
 
 def wanted_steps(run: Run, selection: Selection) -> list[tuple[int, int]]:

@@ -85,17 +85,15 @@ def _tensor_files(names: set[str]) -> list[str]:
     The first of `_WEIGHTS` that is there; else all indexes; else all files of one group of endings, the first group
     that has any: `.safetensors`, files of torch.save, `.npz`.
     """
-    chosen = next((name for name in _WEIGHTS if name in names), None)
-    if chosen is not None:
-        return [chosen]
-    indexes = sorted(name for name in names if name.endswith((".safetensors.index.json", ".bin.index.json")))
-    if indexes:
-        return indexes
-    for endings in ((".safetensors",), (".pt", ".pth", ".bin", ".ckpt"), (".npz",)):
-        files = sorted(name for name in names if name.endswith(endings) and not _NO_MODEL.match(name))
-        if files:
-            return files
-    return []
+    groups = [
+        [name for name in _WEIGHTS if name in names][:1],
+        sorted(name for name in names if name.endswith((".safetensors.index.json", ".bin.index.json"))),
+    ]
+    groups += [
+        sorted(name for name in names if name.endswith(endings) and not _NO_MODEL.match(name))
+        for endings in ((".safetensors",), (".pt", ".pth", ".bin", ".ckpt"), (".npz",))
+    ]
+    return next(filter(None, groups), [])
 
 
 def _distributed_parts(place: Path, names: set[str]) -> list[str]:

@@ -83,21 +83,15 @@ def dump(document: object) -> str:
     return str(yaml.dump(document, Dumper=PlainDumper, indent=2, width=2**30, **style))
 
 
-def write_yaml(run: Run, directory: Path, selection: Selection) -> int:
-    """Write a report for each selected step and rank, and environment and packages where the run has these settings.
-
-    Returns the number of files.
-    """
+def write_yaml(run: Run, directory: Path, selection: Selection) -> None:
+    """Write a report for each selected step and rank, and environment and packages where the run has these settings."""
     settings = ((file, run.settings[name]) for name, file in _SETTINGS.items() if name in run.settings)
     steps = wanted_steps(run, selection)
     reports = ((f"{STAGE}/step={step}/rank{rank}.yaml", report(run, step, rank, selection)) for step, rank in steps)
-    written = 0
     for name, document in chain(settings, reports):
         place = directory / "introspection" / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(dump(document), encoding="utf-8")
-        written += 1
-    return written
 
 
 def report(run: Run, step: int, rank: int, selection: Selection) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import sys
 import textwrap
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.text import Text
@@ -37,7 +37,7 @@ _ASCII = dict(zip("…█▁▂▃▄▅▆▇·", "~#_.-:=+*.", strict=True)) |
 
 
 class Screen:
-    """A terminal or stream on which blocks are drawn.
+    """Standard output, on which blocks are drawn.
 
     Attributes:
         width: number of columns; `WIDEST` in a pipe.
@@ -45,27 +45,19 @@ class Screen:
         unicode: whether it can show more than ASCII.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, width: int | None = None) -> None:
-        """Look now whether the stream is a terminal, how wide, and what it can show; nothing is written.
-
-        Args:
-            stream: where blocks are drawn; None for standard output.
-            width: number of columns; None to ask the environment and the terminal.
-        """
-        self._stream = stream if stream is not None else sys.stdout
-        self.interactive = bool(getattr(self._stream, "isatty", lambda: False)())
-        encoding = (getattr(self._stream, "encoding", None) or "ascii").lower().replace("-", "")
-        self.unicode = encoding.startswith("utf")
+    def __init__(self) -> None:
+        """Look now whether standard output is a terminal, how wide, and what it can show; nothing is written."""
+        self.interactive = sys.stdout.isatty()
+        self.unicode = (sys.stdout.encoding or "ascii").lower().startswith("utf")
         self._console = Console(
-            file=self._stream,
-            width=width,
+            file=sys.stdout,
             markup=False,
             highlight=False,
             emoji=False,
             soft_wrap=True,
             no_color=True if os.environ.get("NO_COLOR") else None,
         )
-        has_edge = width or self.interactive or os.environ.get("COLUMNS", "").isdecimal()
+        has_edge = self.interactive or os.environ.get("COLUMNS", "").isdecimal()
         self.width = self._console.width if has_edge else WIDEST
 
     def draw(self, blocks: Iterable[Block]) -> None:

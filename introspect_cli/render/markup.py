@@ -5,6 +5,7 @@ A notebook shows the same. Every text is escaped here, control characters shown 
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from html import escape
 from importlib.resources import files
@@ -172,14 +173,12 @@ def roundings(first: Divergence) -> str:
 
     "" where it is unknown or 0, dtypes differ or do not round, or random states differ.
     """
-    if first.a is None or first.b is None or first.rel_l2 is None or first.site.kind is Kind.RNG:
+    dtypes = {side.layout.dtype if side is not None else "" for side in (first.a, first.b)}
+    if len(dtypes) > 1 or first.site.kind is Kind.RNG:
         return ""
-    dtype = first.a.layout.dtype
-    unit = ROUNDING.get(dtype)
-    if unit is None or first.b.layout.dtype != dtype or not first.rel_l2 > 0:
-        return ""
-    k = first.rel_l2 / unit
-    return f"{f'{k:,.0f}' if 10 <= k < 1e7 else number(k, 2)} {dtype} rounding units"
+    (dtype,) = dtypes
+    k = (first.rel_l2 or 0.0) / ROUNDING.get(dtype, math.inf)
+    return f"{f'{k:,.0f}' if 10 <= k < 1e7 else number(k, 2)} {dtype} rounding units" if k > 0 else ""
 
 
 def _how_much(first: Divergence) -> str:
@@ -187,14 +186,13 @@ def _how_much(first: Divergence) -> str:
 
     In place of the distance, the run that alone has the record, or that it was not measured.
     """
-    a, b = first.a, first.b
     how = "from whole tensors" if first.exact else "estimated from sketches"
     big = f"{text(distance(first.rel_l2))} <small>relative L2, {how}</small>"
-    if a is None or b is None or first.rel_l2 is None:
-        big = f"only in {'b' if a is None else 'a'}" if a is None or b is None else "not measured"
+    if first.only or first.rel_l2 is None:
+        big = f"only in {first.only}" if first.only else "not measured"
     floor = "" if first.floor is None else distance(first.floor) if first.floor else "0: the noise runs agree here"
     rows = [("in roundings", text(roundings(first))), ("noise floor", text(floor))]
-    if a is not None and b is not None:
+    if not first.only:
         one, two = map(text, glance(first))
         rows.append(("values", f'<span class="a">a {one}</span> <span class="b">b {two}</span>'))
     return card("How much", big, rows)
