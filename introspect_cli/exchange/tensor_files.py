@@ -258,8 +258,7 @@ def _read_npy(path: Path) -> dict[Any, Any]:
 def _read_npz(path: Path) -> dict[Any, Any]:
     """The arrays of an archive of numpy's by name: its members that end in `.npy`; others are ignored."""
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-        members = [member for member in archive.namelist() if member.endswith(".npy")]
-    names = [member.removesuffix(".npy") for member in members]
+        names = [member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")]
     return {name: _npy_pieces(name, path, partial(_open_member, path, f"{name}.npy")) for name in names}
 
 

@@ -103,8 +103,6 @@ def _values(run: Run, record: Record) -> list[dict[str, Any]]:
             return [scalar(tag, float(summary.text))]
         except ValueError:
             return []
-    if summary.status is Status.NOT_OBSERVED:
-        return []
     if site.kind is Kind.LOSS or not summary.layout.shape:
         return [scalar(tag, summary.stats["mean"])] if "mean" in summary.stats else []
     scalars = [scalar(f"{tag}/{name}", summary.stats[name]) for name in STATS if name in summary.stats]

@@ -79,8 +79,7 @@ def load(path: Path) -> Any:
 
 def dump(document: object) -> str:
     """A document as YAML text: block style, keys as they come, two spaces, unicode as it is, no folded lines."""
-    style: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": False}
-    return str(yaml.dump(document, Dumper=PlainDumper, indent=2, width=2**30, **style))
+    return str(yaml.dump(document, Dumper=PlainDumper, sort_keys=False, allow_unicode=True, width=2**30))
 
 
 def write_yaml(run: Run, directory: Path, selection: Selection) -> None:
@@ -97,14 +96,16 @@ def write_yaml(run: Run, directory: Path, selection: Selection) -> None:
 def report(run: Run, step: int, rank: int, selection: Selection) -> dict[str, Any]:
     """The document of one step of one rank, as nested data; parts without records are left out.
 
-    So is what was not observed. Of a parameter that is recorded twice, the one after the optimizer's step counts.
+    So is what was not observed, and the name of the model where there is one alone. Of a parameter that is recorded
+    twice, the one after the optimizer's step counts.
     """
     by_kind: dict[Kind, list[Record]] = defaultdict(list)
     for record in wanted_records(run, step, rank, selection):
         if record.summary.status is not Status.NOT_OBSERVED:
             by_kind[record.site.kind].append(record)
-    root = _only_root(by_kind)
     data, grads, buffers = (_latest_by_name(by_kind[kind]) for kind in (Kind.PARAM, Kind.GRAD, Kind.BUFFER))
+    roots = {name.partition(".")[0] for name in (*data, *grads, *buffers)}
+    root = f"{roots.pop()}." if len(roots) == 1 else ""
     parts: dict[str, Any] = {
         "parameters": _written_parameters(run, data, grads, root),
         "buffers": {name.removeprefix(root): _written_value(run, record) for name, record in buffers.items()},
@@ -115,13 +116,6 @@ def report(run: Run, step: int, rank: int, selection: Selection) -> dict[str, An
     if buffers:
         parts["buffers"]["__all_buffers__"] = _digest_of_all(run, buffers.values())
     return {name: part for name, part in parts.items() if part}
-
-
-def _only_root(by_kind: dict[Kind, list[Record]]) -> str:
-    """`Net.` where all parameters, gradients and buffers have that one root; "" otherwise."""
-    kinds = (Kind.PARAM, Kind.BUFFER, Kind.GRAD)
-    roots = {record.site.fqn.partition(".")[0] for kind in kinds for record in by_kind[kind]}
-    return f"{roots.pop()}." if len(roots) == 1 else ""
 
 
 def _latest_by_name(records: Iterable[Record]) -> dict[str, Record]:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 STYLES = {
-    "": "",
     "bad": "bold color(160)",
     "good": "bold color(28)",
     "unsure": "bold color(166)",

@@ -406,15 +406,13 @@ def change_lines(one: Ranked) -> Iterator[Line]:
     """
     change = one.change
     scope = f"  in {clean(change.scope)}" if change.scope else ""
-    sides = change.a is not None and change.b is not None and change.a.first != change.b.first
-    moved = f"  ({'moved from ' * (change.unit == 'moved')}line {change.a.first} of a)" if sides and change.a else ""
-    yield Line(((clean(change.place), "name"), (f"{scope}{moved}", "dim")), indent=2)
+    if change.a is not None and change.b is not None and change.a.first != change.b.first:
+        scope += f"  ({'moved from ' * (change.unit == 'moved')}line {change.a.first} of a)"
+    yield Line(((clean(change.place), "name"), (scope, "dim")), indent=2)
     if change.unit == "file":
         only = "a" if change.b is None else "b" if change.a is None else ""
-        whole = (
-            "changed; it cannot be parsed" if change.file.endswith(".py") else "changed; it is not read value by value"
-        )
-        yield line(f"only in {only}" if only else whole, "dim", 4)
+        unread = "cannot be parsed" if change.file.endswith(".py") else "is not read value by value"
+        yield line(f"only in {only}" if only else f"changed; it {unread}", "dim", 4)
         return
     for side, sign, style in ((change.a, "-", "bad"), (change.b, "+", "good")):
         lines = side.text.splitlines() if side is not None else []
