@@ -106,10 +106,10 @@ def import_(source: Path, output: Path, asked: ImportOptions) -> int:
         raise UsageError(f"{'--kind' if asked.kind else '--save-tensors'} is for arrays, of which {source} has none")
     more: dict[str, Any]
     if files:
-        dump = arrays.Dump(files, Kind(asked.kind) if asked.kind else None, asked.root or "", asked.save_tensors)
-        rows, notes = list(dump.read()), [arrays.ORDER_UNKNOWN] if dump.sorted else []
-        about = {"not_observed": notes, "listed": True, "ordered": not dump.sorted}
-        more = {"settings": {}, "sketch": True, "stored": dump.kept}
+        kind = Kind(asked.kind) if asked.kind else None
+        rows, stored, made_up = arrays.read_arrays(files, kind, asked.root or "", asked.save_tensors)
+        about = {"not_observed": [arrays.ORDER_UNKNOWN] * made_up, "listed": True, "ordered": not made_up}
+        more = {"settings": {}, "sketch": True, "stored": stored}
     else:
         rows = list(yaml_reports.read_reports(source, asked.root or "Model"))
         unseen = "there are no sketches: the files had statistics only, so distances cannot be estimated"

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.exchange.incoming import Incoming, Row
+from introspect_cli.exchange.incoming import Incoming, Row, Stored
 from introspect_cli.exchange.tensor_files import ARRAYS, read_any
 from introspect_cli.records import USUAL_PHASES, Kind, Phase, Site, SiteInfo
 from introspect_cli.selection import selects
@@ -30,7 +29,7 @@ from introspect_cli.tensors.arrays import summary_of
 from introspect_cli.texts import shallow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
     from pathlib import Path
 
 ORDER_UNKNOWN = (
@@ -52,66 +51,54 @@ _NAME = re.compile(
 """The name of an array; each part may be missing."""
 
 
-@dataclass
-class Dump:
-    """Arrays to import: the files, and how their names are read.
+def read_arrays(
+    paths: Sequence[tuple[str, Path]], kind: Kind | None, root: str, whole: Sequence[str]
+) -> tuple[list[Incoming], list[Stored], bool]:
+    """Every step of every rank as records, by rising step and then rank; arrays to keep; whether an order was made up.
 
-    Attributes:
-        paths: its files, each with its name below the directory, without its ending.
+    Records are in order of the numbers before their kinds where all of a step have one, else in the order of a single
+    `.npz` archive, else sorted by kind and name.
+
+    Args:
+        paths: the files, each with its name below the directory, without its ending.
         kind: the kind of arrays whose name says none.
         root: what is put before names.
         whole: globs of the modules and tensors whose values are kept.
-        kept: those values: checksum, data, element type, shape.
-        sorted: whether an order had to be made up; known once everything was read.
+
+    Raises:
+        StoreError: a file or an element type cannot be read, or two arrays are of one site.
+        UsageError: a name does not say what it is of.
     """
-
-    paths: list[tuple[str, Path]]
-    kind: Kind | None = None
-    root: str = ""
-    whole: tuple[str, ...] = ()
-    kept: list[tuple[int, memoryview, str, tuple[int, ...]]] = field(default_factory=list, init=False)
-    sorted: bool = field(default=False, init=False)
-
-    def read(self) -> Iterator[Incoming]:
-        """Every step of every rank as records, by rising step and then rank; fills `kept` and sets `sorted` on the way.
-
-        `kept` gets the arrays whose FQNs `whole` selects; `sorted` becomes True where records of any step had to be
-        sorted. Records are in order of the numbers before their kinds where all of a step have one, else in the order
-        of a single `.npz` archive, else sorted by kind and name.
-
-        Raises:
-            StoreError: a file or an element type cannot be read, or two arrays are of one site.
-            UsageError: a name does not say what it is of.
-        """
-        steps: dict[tuple[int, int], list[tuple[int | None, int, Row]]] = defaultdict(list)
-        seen: dict[tuple[int, int, Site], str] = {}
-        own_order = True
-        for below, path in self.paths:
-            own_order &= path.suffix == ".npz" and len(self.paths) == 1
-            for name, tensor in read_any(path).items():
-                words = "/".join(word for word in (below, name) if word)
-                if tensor.unread:
-                    lost = "; bfloat16 loses its name in numpy's files: save it as float32 or as .safetensors"
-                    raise StoreError(f"{words} in {path}: {tensor.unread}{lost * (tensor.dtype == 'void16')}")
-                step, rank, order, site = parse_name(words, self.kind, self.root)
-                key = step, rank, site
-                if key in seen:
-                    raise StoreError(f"{seen[key]} and {words} are of the same site: give one of them another name")
-                seen[key] = words
-                kept = summary_of(tensor, widened)
-                if selects(site.fqn, self.whole):
-                    bits = np.concatenate([*tensor.read(), np.empty(0, NUMPY[tensor.dtype])])
-                    self.kept.append((kept.checksum, bits.data.cast("B"), tensor.dtype, tensor.shape))
-                rows = steps[step, rank]
-                rows.append((order, len(rows), (site, SiteInfo(), kept)))
-        for (step, rank), rows in sorted(steps.items()):
-            numbered = all(order is not None for order, _, _ in rows)
-            if numbered:
-                rows.sort(key=lambda item: (item[0] or 0, item[1]))
-            elif not own_order:
-                self.sorted = True
-                rows.sort(key=lambda item: _natural_key(item[2][0]))
-            yield Incoming(step, rank, tuple(row for _, _, row in rows))
+    steps: dict[tuple[int, int], list[tuple[int | None, int, Row]]] = defaultdict(list)
+    seen: dict[tuple[int, int, Site], str] = {}
+    stored: list[Stored] = []
+    for below, path in paths:
+        for name, tensor in read_any(path).items():
+            words = "/".join(word for word in (below, name) if word)
+            if tensor.unread:
+                lost = "; bfloat16 loses its name in numpy's files: save it as float32 or as .safetensors"
+                raise StoreError(f"{words} in {path}: {tensor.unread}{lost * (tensor.dtype == 'void16')}")
+            step, rank, order, site = parse_name(words, kind, root)
+            key = step, rank, site
+            if key in seen:
+                raise StoreError(f"{seen[key]} and {words} are of the same site: give one of them another name")
+            seen[key] = words
+            summary = summary_of(tensor, widened)
+            if selects(site.fqn, whole):
+                bits = np.concatenate([*tensor.read(), np.empty(0, NUMPY[tensor.dtype])])
+                stored.append((summary.checksum, bits.data.cast("B"), tensor.dtype, tensor.shape))
+            rows = steps[step, rank]
+            rows.append((order, len(rows), (site, SiteInfo(), summary)))
+    in_order = len(paths) == 1 and paths[0][1].suffix == ".npz"
+    made_up = False
+    for rows in steps.values():
+        if all(order is not None for order, _, _ in rows):
+            rows.sort(key=lambda item: (item[0] or 0, item[1]))
+        elif not in_order:
+            made_up = True
+            rows.sort(key=lambda item: _natural_key(item[2][0]))
+    incoming = [Incoming(*place, tuple(row for _, _, row in rows)) for place, rows in sorted(steps.items())]
+    return incoming, stored, made_up
 
 
 def find_arrays(source: Path) -> list[tuple[str, Path]]:

@@ -23,7 +23,7 @@ from introspect_cli.tensors.arrays import Pieces
 from introspect_cli.texts import shallow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 NUMBERED = "the file does not name the optimizer's parameters: its state is by number"
 
@@ -149,23 +149,21 @@ def _put_model(part: str, tensors: Mapping[str, Any], state: State) -> None:
 
     Nothing in a file tells other buffers from parameters, so all other tensors are put as parameters.
     """
-    buffers = _batchnorm_buffers(tensors)
     for name, value in tensors.items():
-        state.put(Kind.BUFFER if name in buffers else Kind.PARAM, f"{part}.{name}" if part else name, value)
+        state.put(Kind.BUFFER if _is_buffer(name) else Kind.PARAM, f"{part}.{name}" if part else name, value)
 
 
-def _batchnorm_buffers(names: Iterable[str]) -> set[str]:
-    """Names of batch norms' buffers: those that end like one."""
-    return {name for name in names if name.rpartition(".")[2] in _BATCHNORM}
+def _is_buffer(name: str) -> bool:
+    """Whether a tensor is called as a buffer of a batch norm is."""
+    return name.rpartition(".")[2] in _BATCHNORM
 
 
 def _parameter_shapes(models: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, tuple[int, ...]]] | None:
     """(name, shape) of the model's tensors without batch norms' buffers, in order; None unless there is one model."""
     if len(models) != 1:
         return None
-    tensors = next(iter(models.values()))
-    buffers = _batchnorm_buffers(tensors)
-    return [(name, value.shape) for name, value in tensors.items() if name not in buffers]
+    (tensors,) = models.values()
+    return [(name, value.shape) for name, value in tensors.items() if not _is_buffer(name)]
 
 
 # --- optimizers
@@ -194,18 +192,15 @@ def _put_optimizers(
             names = _names_by_order(groups, held["state"], candidates)
         if names is None and held["state"]:
             state.notes.append(NUMBERED)
+        names = names or {}
         for key, values in held["state"].items():
-            name = names.get(key, f"{optimizer}.{key}") if names else f"{optimizer}.{key}"
             for leaf, value in _dotted_leaves(values):
                 path = shallow("".join(f"[{word!r}]" for word in leaf.split(".") if word))
-                state.put(Kind.OPTIMIZER_STATE, name, value, path)
-        listed = [
-            {
-                **{key: _plain_setting(value) for key, value in group.items() if key not in ("params", "param_names")},
-                "params": [names[key] if names and key in names else f"{optimizer}.{key}" for key in group["params"]],
-            }
-            for group in groups
-        ]
+                state.put(Kind.OPTIMIZER_STATE, names.get(key, f"{optimizer}.{key}"), value, path)
+        listed = []
+        for group in groups:
+            plain = {key: _plain_setting(group[key]) for key in group if key not in ("params", "param_names")}
+            listed.append({**plain, "params": [names.get(key, f"{optimizer}.{key}") for key in group["params"]]})
         documents.append({"name": optimizer, "class": "", "groups": listed})
     if documents:
         state.settings["optimizers"] = documents
@@ -289,13 +284,10 @@ def _first_fit(
     shapes: Sequence[tuple[int, ...] | None], candidates: Sequence[tuple[str, tuple[int, ...]]]
 ) -> list[str] | None:
     """Names of candidates, in order, of which each is the next with the shape (None: any); None where one has none."""
-    names, rest = [], iter(candidates)
-    for shape in shapes:
-        name = next((name for name, size in rest if shape is None or size == shape), None)
-        if name is None:
-            return None
-        names.append(name)
-    return names
+    rest = iter(candidates)
+    fits = (next((name for name, size in rest if shape is None or size == shape), None) for shape in shapes)
+    names = [name for name in fits if name is not None]
+    return names if len(names) == len(shapes) else None
 
 
 # --- random states

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import weakref
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from introspect_cli.store.run import Run, open_run
 from introspect_cli.store.tensorfile import widened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -100,29 +101,21 @@ def _open_checkpoint(path: Path) -> Run:
     summaries = {site: summarised(held) for site, held in in_usual_order(state.rows)}
     run = written(summaries, path, state.settings, {CHECKPOINT: {"from": path.name}, "not_observed": state.notes})
     held = {summaries[site].checksum: held for site, held in state.rows.items() if isinstance(held, Pieces)}
-    run.load_tensor = _tensor_loader(held)
+    run.load_tensor = partial(_reloaded, held)
     return run
 
 
-def _tensor_loader(held: Mapping[int, Pieces]) -> Callable[[int], NDArray[Any] | None]:
-    """A function that gives a tensor, widened, by its checksum, read again from the file.
+def _reloaded(held: Mapping[int, Pieces], checksum: int) -> NDArray[Any] | None:
+    """One of the tensors by checksum, widened, read again from the file.
 
-    It gives None for an unknown checksum, for what cannot be read, and for over `_LARGEST_RELOADED` elements.
-
-    Args:
-        held: the tensors by checksum.
+    None for an unknown checksum, for what cannot be read, and for over `_LARGEST_RELOADED` elements.
     """
-
-    def read(checksum: int) -> NDArray[Any] | None:
-        """The tensor; None where there is none with this checksum, or it is not read."""
-        tensor = held.get(checksum)
-        if tensor is None or tensor.unread or math.prod(tensor.shape) > _LARGEST_RELOADED:
-            return None
-        pieces = [widened(np.asarray(bits), tensor.dtype) for bits in tensor.read()]
-        whole: NDArray[Any] = np.concatenate([*pieces, np.zeros(0, pieces[0].dtype if pieces else np.float32)])
-        return whole.reshape(tensor.shape)
-
-    return read
+    tensor = held.get(checksum)
+    if tensor is None or tensor.unread or math.prod(tensor.shape) > _LARGEST_RELOADED:
+        return None
+    pieces = [widened(np.asarray(bits), tensor.dtype) for bits in tensor.read()]
+    whole: NDArray[Any] = np.concatenate([*pieces, np.zeros(0, pieces[0].dtype if pieces else np.float32)])
+    return whole.reshape(tensor.shape)
 
 
 def _is_sorted_by_name(path: Path) -> bool:

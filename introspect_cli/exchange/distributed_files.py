@@ -130,8 +130,7 @@ def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
     tree: dict[Any, Any] = {}
     for name, about in state["state_dict_metadata"].items():
         keys = nested.get(name) or [name]
-        kind = about.name.rpartition(".")[2]
-        if kind == "TensorStorageMetadata":
+        if about.name.endswith(".TensorStorageMetadata"):
             value: Any = _tensor(folder, name, about.state, places)
         elif (name, None) in places:
             value = places[name, None].read(f"{name} in {folder}")

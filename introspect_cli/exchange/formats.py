@@ -6,10 +6,9 @@ others do not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import UsageError
 from introspect_cli.selection import Selection
@@ -23,14 +22,12 @@ if TYPE_CHECKING:
 EVERYTHING = Selection()
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """One format.
 
     Attributes:
         about: what it writes, in a line of help.
-        writer: `module:function`; called with the run, the directory and the selection, it writes and returns how many
-            files.
+        writer: `module:function`, called with the run, the empty directory and the selection.
     """
 
     about: str
@@ -69,10 +66,10 @@ def export(run: Run, name: str, output: str | Path, selection: Selection = EVERY
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
             raise UsageError(f"{directory} is not empty: name another directory")
-        written: int = getattr(import_module(module), function)(run, directory, selection)
+        getattr(import_module(module), function)(run, directory, selection)
+        return sum(path.is_file() for path in directory.rglob("*"))
     except OSError as error:
         raise UsageError(f"cannot write to {directory}: {error.strerror}; name another directory") from None
-    return written
 
 
 def wanted_steps(run: Run, selection: Selection) -> list[tuple[int, int]]:
@@ -84,6 +81,5 @@ def wanted_steps(run: Run, selection: Selection) -> list[tuple[int, int]]:
 
 def wanted_records(run: Run, step: int, rank: int, selection: Selection) -> Iterator[Record]:
     """The selected records of a step of a rank, in the order they were made."""
-    for record in run.rank(rank).records(step):
-        if selection.wants(record.site.kind, record.site.fqn):
-            yield record
+    records = run.rank(rank).records(step)
+    return (record for record in records if selection.wants(record.site.kind, record.site.fqn))

@@ -106,50 +106,41 @@ def frames(run: Run, selection: Selection = EVERYTHING, *, sketch: bool = False)
         yield step_frame(run, step, rank, selection, sketch=sketch)
 
 
-def write_parquet(run: Run, directory: Path, selection: Selection) -> int:
-    """Write `step=<n>/rank=<n>/part-0.parquet`, with sketches, for each step and rank; returns the number of files.
+def write_parquet(run: Run, directory: Path, selection: Selection) -> None:
+    """Write `step=<n>/rank=<n>/part-0.parquet`, with sketches, for each step and rank.
 
     Step and rank are not in the files: readers take them from the names of the directories.
     """
     arrow()
     import pyarrow.parquet as pq
 
-    written = 0
     for step, rank in wanted_steps(run, selection):
         table = step_frame(run, step, rank, selection, sketch=True).drop_columns(["step", "rank"])
         place = directory / f"step={step}" / f"rank={rank}"
         place.mkdir(parents=True)
         pq.write_table(table, place / "part-0.parquet", compression="zstd")
-        written += 1
-    return written
 
 
-def write_csv(run: Run, directory: Path, selection: Selection) -> int:
-    """Write `records.csv`: shapes as `2x3`, absent numbers empty; returns 1, or 0 without any step.
+def write_csv(run: Run, directory: Path, selection: Selection) -> None:
+    """Write `records.csv`: shapes as `2x3`, absent numbers empty; nothing without any step.
 
     pyarrow's own writer, asked for one step after the other, left bytes of earlier rows behind rows of some lengths.
     """
-    arrow()
     tables = frames(run, selection)
     first = next(tables, None)
     if first is None:
-        return 0
+        return
     with (directory / "records.csv").open("w", encoding="utf-8", newline="") as file:
         made = csv.DictWriter(file, first.column_names, lineterminator="\n")
         made.writeheader()
         for table in chain([first], tables):
             made.writerows({**row, "shape": "x".join(map(str, row["shape"]))} for row in table.to_pylist())
-    return 1
 
 
-def write_jsonl(run: Run, directory: Path, selection: Selection) -> int:
-    """Write `records.jsonl`: an object a record, absent values null, infinities as text.
-
-    Returns 1, the number of files.
-    """
+def write_jsonl(run: Run, directory: Path, selection: Selection) -> None:
+    """Write `records.jsonl`: an object a record, absent values null, infinities as text."""
     arrow()
     with (directory / "records.jsonl").open("w", encoding="utf-8") as file:
         for row in (row for table in frames(run, selection) for row in table.to_pylist()):
             plain = {name: repr(value) if value in (np.inf, -np.inf) else value for name, value in row.items()}
             file.write(json.dumps(plain, ensure_ascii=False) + "\n")
-    return 1

@@ -15,9 +15,8 @@ import stat
 import struct
 import zipfile
 import zlib
-from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from introspect_cli.store.rank_writer import RankWriter
 
 Row = tuple[Site, SiteInfo, Summary]
+Stored = tuple[int, memoryview, str, tuple[int, ...]]
+"""A whole tensor: checksum, data, element type, shape."""
 
 _ON_REQUEST = tuple(name for name, statistic in STATISTICS.items() if statistic.on_request)
 
@@ -49,8 +50,7 @@ LIMIT_FILE = 256 * 2**20
 """Bytes of the largest file that is read."""
 
 
-@dataclass(frozen=True)
-class Incoming:
+class Incoming(NamedTuple):
     """The imported records of one step of one rank.
 
     Attributes:
@@ -66,9 +66,7 @@ class Incoming:
 
 def checksum_of(text: str) -> int:
     """A 64-bit checksum for a text: its value where it is 16 hex digits, else a hash of it."""
-    if _CHECKSUM.fullmatch(text):
-        return int(text, 16)
-    return number_of(text.encode())
+    return int(text, 16) if _CHECKSUM.fullmatch(text) else number_of(text.encode())
 
 
 def plain_summary(plain: object) -> Summary:
@@ -123,7 +121,7 @@ def write_run(
     settings: Mapping[str, Any],
     about: Mapping[str, Any],
     sketch: bool = False,
-    stored: Iterable[tuple[int, memoryview, str, tuple[int, ...]]] = (),
+    stored: Iterable[Stored] = (),
     force: bool = False,
 ) -> tuple[int, int]:
     """Write imported steps as a run; returns the numbers of steps and records.
@@ -135,7 +133,7 @@ def write_run(
         settings: settings documents by name.
         about: what the manifest says beside, of what was not observed at least.
         sketch: whether the records have sketches, and the statistics that a capture keeps.
-        stored: whole tensors to keep: checksum, data, element type, shape. Taken after the steps.
+        stored: whole tensors to keep.
         force: replace a run that is there.
 
     Raises:

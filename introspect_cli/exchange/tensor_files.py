@@ -85,17 +85,15 @@ def _tensor_files(names: set[str]) -> list[str]:
     The first of `_WEIGHTS` that is there; else all indexes; else all files of one group of endings, the first group
     that has any: `.safetensors`, files of torch.save, `.npz`.
     """
-    chosen = next((name for name in _WEIGHTS if name in names), None)
-    if chosen is not None:
-        return [chosen]
-    indexes = sorted(name for name in names if name.endswith((".safetensors.index.json", ".bin.index.json")))
-    if indexes:
-        return indexes
-    for endings in ((".safetensors",), (".pt", ".pth", ".bin", ".ckpt"), (".npz",)):
-        files = sorted(name for name in names if name.endswith(endings) and not _NO_MODEL.match(name))
-        if files:
-            return files
-    return []
+    groups = [
+        [name for name in _WEIGHTS if name in names][:1],
+        sorted(name for name in names if name.endswith((".safetensors.index.json", ".bin.index.json"))),
+    ]
+    groups += [
+        sorted(name for name in names if name.endswith(endings) and not _NO_MODEL.match(name))
+        for endings in ((".safetensors",), (".pt", ".pth", ".bin", ".ckpt"), (".npz",))
+    ]
+    return next(filter(None, groups), [])
 
 
 def _distributed_parts(place: Path, names: set[str]) -> list[str]:
@@ -193,9 +191,12 @@ def _read_file(path: Path) -> Any:
     try:
         return {".safetensors": _read_safetensors, ".npz": _read_npz, ".npy": _read_npy}[path.suffix](path)
     except DAMAGE as error:
-        raise StoreError(
-            f"{path} is not a {path.suffix} file that can be read: {str(error) or type(error).__name__}"
-        ) from None
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> StoreError:
+    """What is raised for a damaged file in place of a reader's own error."""
+    return StoreError(f"{path} is not a {path.suffix} file that can be read: {str(error) or type(error).__name__}")
 
 
 # --- safetensors
@@ -229,27 +230,22 @@ def _read_safetensors(path: Path) -> dict[Any, Any]:
             continue
         if math.prod(shape) * NUMPY[kind].itemsize != end - begin:
             raise ValueError(f"{name} needs another number of bytes than it has")
-        tensors[name] = Pieces(kind, tuple(shape), _span_reader(path, data + begin, end - begin, NUMPY[kind]))
+        tensors[name] = Pieces(kind, tuple(shape), partial(_read_span, path, data + begin, end - begin, NUMPY[kind]))
     return tensors
 
 
-def _span_reader(path: Path, first: int, length: int, stored: np.dtype[Any]) -> Callable[[], Iterator[NDArray[Any]]]:
-    """A function that reads `length` bytes from byte `first` on, as arrays of at most `PIECE` elements.
+def _read_span(path: Path, first: int, length: int, stored: np.dtype[Any]) -> Iterator[NDArray[Any]]:
+    """Read `length` bytes from byte `first` on, as arrays of at most `PIECE` elements.
 
-    Not mapped into memory: a file that is truncated meanwhile would end the process.
+    Not mapped into memory: a file that is truncated meanwhile would end the process. StoreError where it ends early.
     """
-
-    def read() -> Iterator[NDArray[Any]]:
-        """Yield the arrays; StoreError where the file ends early."""
-        with open_regular(path) as file:
-            file.seek(first)
-            for begin in range(0, length, PIECE * stored.itemsize):
-                data = file.read(min(length - begin, PIECE * stored.itemsize))
-                if len(data) < min(length - begin, PIECE * stored.itemsize):
-                    raise StoreError(f"{path} ends before its last tensor: it is cut, or being written")
-                yield np.frombuffer(data, stored)
-
-    return read
+    with open_regular(path) as file:
+        file.seek(first)
+        for begin in range(0, length, PIECE * stored.itemsize):
+            size = min(length - begin, PIECE * stored.itemsize)
+            if len(data := file.read(size)) < size:
+                raise StoreError(f"{path} ends before its last tensor: it is cut, or being written")
+            yield np.frombuffer(data, stored)
 
 
 # --- numpy's files
@@ -262,8 +258,7 @@ def _read_npy(path: Path) -> dict[Any, Any]:
 def _read_npz(path: Path) -> dict[Any, Any]:
     """The arrays of an archive of numpy's by name: its members that end in `.npy`; others are ignored."""
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-        members = [member for member in archive.namelist() if member.endswith(".npy")]
-    names = [member.removesuffix(".npy") for member in members]
+        names = [member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")]
     return {name: _npy_pieces(name, path, partial(_open_member, path, f"{name}.npy")) for name in names}
 
 
@@ -299,9 +294,7 @@ def _npy_pieces(name: str, path: Path, opened: Callable[[], AbstractContextManag
             with opened() as inside:
                 whole = np.lib.format.read_array(inside, allow_pickle=False)
         except DAMAGE as error:
-            raise StoreError(
-                f"{path} is not a {path.suffix} file that can be read: {error or type(error).__name__}"
-            ) from None
+            raise _damaged(path, error) from None
         yield from cut(whole.astype(NUMPY[dtype.name], copy=False).reshape(-1))
 
     return Pieces(dtype.name, shape, read)

@@ -70,10 +70,10 @@ def histogram(tag: str, array: np.ndarray[Any, Any]) -> dict[str, Any]:
     return {"tag": tag, "histo": {**ends, **sums, "bucket_limit": edges[1:], "bucket": counts}}
 
 
-def write_tensorboard(run: Run, directory: Path, selection: Selection) -> int:
+def write_tensorboard(run: Run, directory: Path, selection: Selection) -> None:
     """Write an event file for each rank with a selected step, in a directory of its own where the run has several.
 
-    The time of an event is the number of its step. Returns the number of files.
+    The time of an event is the number of its step.
     """
     files: dict[int, EventFile] = {}
     with ExitStack() as stack:
@@ -86,7 +86,6 @@ def write_tensorboard(run: Run, directory: Path, selection: Selection) -> int:
             values = [value for record in wanted_records(run, step, rank, selection) for value in _values(run, record)]
             # Nothing of the clock is kept with a step; the step itself stands for it.
             files[rank].add(step, values, float(step))
-    return len(files)
 
 
 def _values(run: Run, record: Record) -> list[dict[str, Any]]:
@@ -104,8 +103,6 @@ def _values(run: Run, record: Record) -> list[dict[str, Any]]:
             return [scalar(tag, float(summary.text))]
         except ValueError:
             return []
-    if summary.status is Status.NOT_OBSERVED:
-        return []
     if site.kind is Kind.LOSS or not summary.layout.shape:
         return [scalar(tag, summary.stats["mean"])] if "mean" in summary.stats else []
     scalars = [scalar(f"{tag}/{name}", summary.stats[name]) for name in STATS if name in summary.stats]

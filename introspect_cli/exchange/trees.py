@@ -38,22 +38,15 @@ class Call:
 
     fqn: str
     number: int
-    inputs: list[Record] = field(default_factory=list)
-    outputs: list[Record] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
     children: list[Call] = field(default_factory=list)
 
-    def span(self) -> tuple[int, int]:
-        """The lowest and the highest sequence number of its inputs and outputs."""
-        sequences = [record.sequence for record in (*self.inputs, *self.outputs)]
-        return min(sequences), max(sequences)
 
-
-def write_tree(run: Run, directory: Path, selection: Selection) -> int:
-    """Write a pair of files for each outermost call of each step; returns the number of files.
+def write_tree(run: Run, directory: Path, selection: Selection) -> None:
+    """Write a pair of files for each outermost call of each step.
 
     `step=<n>/rank<n>/<Class>_debug_tree_SUMMARY.json`, and `..._FULL_TENSORS.json` where a tensor of it was stored.
     """
-    written = 0
     for step, rank in wanted_steps(run, selection):
         for root in nested_calls(run, step, rank, selection):
             place = directory / f"step={step}" / f"rank{rank}"
@@ -63,11 +56,8 @@ def write_tree(run: Run, directory: Path, selection: Selection) -> int:
             for name, values in (("FULL_TENSORS", True), ("SUMMARY", False)):
                 document = written_node(run, root, values=values, top=True)
                 text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-                if values and '"value": [' not in text:  # nothing of it was stored
-                    continue
-                (place / f"{stem}_{name}.json").write_text(text + "\n", encoding="utf-8")
-                written += 1
-    return written
+                if not values or '"value": [' in text:  # any of it was stored
+                    (place / f"{stem}_{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
 def nested_calls(run: Run, step: int, rank: int, selection: Selection) -> list[Call]:
@@ -81,12 +71,11 @@ def nested_calls(run: Run, step: int, rank: int, selection: Selection) -> list[C
         site = record.site
         if site.phase is not Phase.FORWARD or site.kind not in (Kind.INPUT, Kind.OUTPUT):
             continue
-        call = by_call.setdefault((site.fqn, site.call), Call(site.fqn, site.call))
-        (call.inputs if site.kind is Kind.INPUT else call.outputs).append(record)
+        by_call.setdefault((site.fqn, site.call), Call(site.fqn, site.call)).records.append(record)
     roots: list[Call] = []
     stack: list[tuple[int, Call]] = []
     # A module that was given nothing worth recording is known by its outputs alone; it still encloses by its name.
-    spans = ((*call.span(), call) for call in by_call.values())
+    spans = ((call.records[0].sequence, call.records[-1].sequence, call) for call in by_call.values())
     for begin, end, call in sorted(spans, key=lambda span: (span[0], -span[1])):
         while stack and stack[-1][0] < begin:
             stack.pop()
@@ -104,22 +93,20 @@ def written_node(run: Run, call: Call, *, values: bool, top: bool = False) -> di
         values: whether elements of stored tensors are written.
         top: whether it is the outermost one, which its path then says.
     """
-    args: list[tuple[str, Any]] = []
-    kwargs: list[tuple[str, Any]] = []
-    for record in call.inputs:
-        first = keys(record.site.path)[:1]
-        (args if first and isinstance(first[0], int) else kwargs).append(
-            (record.site.path, written_value(run, record, values))
-        )
-    given, named = nested(args) if args else [], nested(kwargs) if kwargs else {}
+    parts: dict[str, list[tuple[str, Any]]] = {"args": [], "kwargs": [], "outputs": []}
+    for record in call.records:
+        path = record.site.path
+        passed = "args" if isinstance(next(iter(keys(path)), None), int) else "kwargs"
+        part = passed if record.site.kind is Kind.INPUT else "outputs"
+        if part != "outputs" or not call.children:
+            parts[part].append((path, written_value(run, record, values)))
+    given = nested(parts["args"]) if parts["args"] else []
     document: dict[str, Any] = {
         "module_path": f"{call.fqn} (top-level)" if top else call.fqn,
-        "inputs": {"args": given if isinstance(given, list) else [given], "kwargs": named},
+        "inputs": {"args": given if isinstance(given, list) else [given], "kwargs": nested(parts["kwargs"])},
     }
     if not call.children:
-        document["outputs"] = (
-            nested([(r.site.path, written_value(run, r, values)) for r in call.outputs]) if call.outputs else None
-        )
+        document["outputs"] = nested(parts["outputs"]) if parts["outputs"] else None
     document["children"] = [written_node(run, child, values=values) for child in call.children]
     return document
 

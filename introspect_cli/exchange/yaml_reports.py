@@ -79,41 +79,33 @@ def load(path: Path) -> Any:
 
 def dump(document: object) -> str:
     """A document as YAML text: block style, keys as they come, two spaces, unicode as it is, no folded lines."""
-    style: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": False}
-    return str(yaml.dump(document, Dumper=PlainDumper, indent=2, width=2**30, **style))
+    return str(yaml.dump(document, Dumper=PlainDumper, sort_keys=False, allow_unicode=True, width=2**30))
 
 
-def write_yaml(run: Run, directory: Path, selection: Selection) -> int:
-    """Write a report for each selected step and rank, and environment and packages where the run has these settings.
-
-    Returns the number of files.
-    """
-    top = directory / "introspection"
-    top.mkdir(exist_ok=True)
-    written = 0
-    for name, file in _SETTINGS.items():
-        if name in run.settings:
-            (top / file).write_text(dump(run.settings[name]), encoding="utf-8")
-            written += 1
-    for step, rank in wanted_steps(run, selection):
-        place = top / STAGE / f"step={step}"
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"rank{rank}.yaml").write_text(dump(report(run, step, rank, selection)), encoding="utf-8")
-        written += 1
-    return written
+def write_yaml(run: Run, directory: Path, selection: Selection) -> None:
+    """Write a report for each selected step and rank, and environment and packages where the run has these settings."""
+    settings = ((file, run.settings[name]) for name, file in _SETTINGS.items() if name in run.settings)
+    steps = wanted_steps(run, selection)
+    reports = ((f"{STAGE}/step={step}/rank{rank}.yaml", report(run, step, rank, selection)) for step, rank in steps)
+    for name, document in chain(settings, reports):
+        place = directory / "introspection" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(dump(document), encoding="utf-8")
 
 
 def report(run: Run, step: int, rank: int, selection: Selection) -> dict[str, Any]:
     """The document of one step of one rank, as nested data; parts without records are left out.
 
-    So is what was not observed. Of a parameter that is recorded twice, the one after the optimizer's step counts.
+    So is what was not observed, and the name of the model where there is one alone. Of a parameter that is recorded
+    twice, the one after the optimizer's step counts.
     """
     by_kind: dict[Kind, list[Record]] = defaultdict(list)
     for record in wanted_records(run, step, rank, selection):
         if record.summary.status is not Status.NOT_OBSERVED:
             by_kind[record.site.kind].append(record)
-    root = _only_root(by_kind)
     data, grads, buffers = (_latest_by_name(by_kind[kind]) for kind in (Kind.PARAM, Kind.GRAD, Kind.BUFFER))
+    roots = {name.partition(".")[0] for name in (*data, *grads, *buffers)}
+    root = f"{roots.pop()}." if len(roots) == 1 else ""
     parts: dict[str, Any] = {
         "parameters": _written_parameters(run, data, grads, root),
         "buffers": {name.removeprefix(root): _written_value(run, record) for name, record in buffers.items()},
@@ -126,21 +118,10 @@ def report(run: Run, step: int, rank: int, selection: Selection) -> dict[str, An
     return {name: part for name, part in parts.items() if part}
 
 
-def _only_root(by_kind: dict[Kind, list[Record]]) -> str:
-    """`Net.` where all parameters, gradients and buffers have that one root; "" otherwise."""
-    kinds = (Kind.PARAM, Kind.BUFFER, Kind.GRAD)
-    roots = {record.site.fqn.partition(".")[0] for kind in kinds for record in by_kind[kind]}
-    return f"{roots.pop()}." if len(roots) == 1 else ""
-
-
 def _latest_by_name(records: Iterable[Record]) -> dict[str, Record]:
     """One record by FQN: that after the optimizer step where there is one, else the last."""
-    latest: dict[str, Record] = {}
-    for record in records:
-        before = latest.get(record.site.fqn)
-        if before is None or record.site.phase is Phase.OPTIMIZER or before.site.phase is not Phase.OPTIMIZER:
-            latest[record.site.fqn] = record
-    return latest
+    in_order = sorted(records, key=lambda record: record.site.phase is Phase.OPTIMIZER)
+    return {record.site.fqn: record for record in in_order}
 
 
 def digest_of(run: Run, record: Record) -> str:
@@ -332,22 +313,23 @@ def _read_rows(document: dict[Any, Any], root: str) -> Iterator[Row]:
     A random state is a plain value: its digest, of which the text holds 200 characters. Digests over all (`__all_*`)
     are left out.
     """
-    names = [name for name in _dict_or_empty(document.get("parameters")) if not str(name).startswith("__all_")]
+    parameters, buffers = (
+        {name: value for name, value in _dict_or_empty(document.get(part)).items() if str(name)[:6] != "__all_"}
+        for part in ("parameters", "buffers")
+    )
     yield from _batch_rows(document.get("batch"))
     for name, state in _dict_or_empty(document.get("rngs")).items():
         fqn = "cuda" if name == "torch.cuda" else str(name)
         text = str(state.get("state")) if isinstance(state, dict) and set(state) == {"state"} else str(state)
         summary = Summary(Status.VALUE, Layout((), "rng"), checksum_of(text), text=text[:200])
         yield Site(Phase.START, Kind.RNG, fqn), SiteInfo(), summary
-    for name in names:
-        entry = _dict_or_empty(_dict_or_empty(document.get("parameters"))[name])
+    for name, entry in parameters.items():
         for key, kind in (("grad", Kind.GRAD), ("data", Kind.PARAM)):
-            if key in entry:
+            if key in _dict_or_empty(entry):
                 yield Site(Phase.OPTIMIZER, kind, f"{root}.{name}"), SiteInfo(), _read_summary(entry[key])
-    for name, tensor in _dict_or_empty(document.get("buffers")).items():
-        if not str(name).startswith("__all_"):
-            yield Site(Phase.OPTIMIZER, Kind.BUFFER, f"{root}.{name}"), SiteInfo(), _read_summary(tensor)
-    yield from _optimizer_rows(document.get("optimizers"), [f"{root}.{name}" for name in names])
+    for name, tensor in buffers.items():
+        yield Site(Phase.OPTIMIZER, Kind.BUFFER, f"{root}.{name}"), SiteInfo(), _read_summary(tensor)
+    yield from _optimizer_rows(document.get("optimizers"), [f"{root}.{name}" for name in parameters])
 
 
 def _dict_or_empty(document: object) -> dict[Any, Any]:

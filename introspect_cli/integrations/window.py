@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from introspect_cli.store.run_writer import Launch
-
 
 class Window:
     """A capture of one block of training at a time, opened by `begin` and closed by `end`.
@@ -53,7 +51,10 @@ class Window:
         """
         if self._open is not None:
             return
-        opened = capturing(model, self.path, self._options, _this_script(), _launch(rank, world_size))
+        # The framework's numbers win over those of the environment.
+        numbers = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world_size)}
+        launch = find_launch(numbers) if world_size > 1 else None
+        opened = capturing(model, self.path, self._options, _this_script(), launch)
         opened.__enter__()
         self._open = opened
         atexit.register(self._end_with_process)
@@ -81,13 +82,3 @@ def _this_script() -> Target | None:
     if process.role is not Role.SCRIPT or (process.script is None and process.module is None):
         return None
     return Target(process.script, process.module, process.args)
-
-
-def _launch(rank: int, world_size: int) -> Launch | None:
-    """The launch of this process, from the framework's rank and world size and the environment; None for one process.
-
-    The framework's numbers win over RANK and WORLD_SIZE.
-    """
-    if world_size < 2:
-        return None
-    return find_launch({**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world_size)})

@@ -7,8 +7,8 @@ console knows about colours and widths of real ones.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from introspect_cli.errors import UsageError
 from introspect_cli.texts import clean
@@ -46,11 +46,8 @@ def statistic(summary: Summary | None, name: str, digits: int = 4) -> str:
 
 def two_numbers(a: float, b: float, least: int = 4, most: int = 9) -> tuple[str, str]:
     """Two numbers in the fewest digits (`least` to `most`) that tell them apart; in `most` where none does."""
-    for digits in range(least, most + 1):
-        one, two = number(a, digits), number(b, digits)
-        if one != two:
-            return one, two
-    return number(a, most), number(b, most)
+    pairs = [(number(a, digits), number(b, digits)) for digits in range(least, most + 1)]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
 
 
 def distance(rel: float | None) -> str:
@@ -96,8 +93,7 @@ Span = tuple[str, str]
 """Text and the name of its style; "" for none."""
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A paragraph, wrapped at the console's width.
 
     Attributes:
@@ -118,8 +114,7 @@ class Line:
         return "".join(text for text, _ in self.spans)
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """One column of a table.
 
     Attributes:
@@ -135,25 +130,23 @@ class Column:
     drop_at: int = 0
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Rows under headings.
 
     Attributes:
         columns: what is shown.
         rows: one text per column.
-        styles: the style of each row.
+        styles: the style of each row; rows beyond them have none.
         caption: what it shows; above it on a page, and in a terminal.
     """
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
-    styles: tuple[str, ...] = field(default=())
+    styles: tuple[str, ...] = ()
     caption: str = ""
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """A picture on a page, which a terminal does not show.
 
     Attributes:
@@ -163,8 +156,7 @@ class Figure:
     drawing: Callable[[], str]
 
 
-@dataclass(frozen=True)
-class Fold:
+class Fold(NamedTuple):
     """Blocks that a page shows when their title is clicked."""
 
     title: str
@@ -197,6 +189,12 @@ def rest_of(total: int, shown: int, where: str = "", indent: int = 0, *, what: s
     """
     named = f" ({where})" if where else ""
     return [line(f"and {total - shown:,} {what}{named}", "dim", indent)] if total > shown else []
+
+
+def first_of(blocks: Sequence[Block], most: int | None, where: str) -> list[Block]:
+    """The first `most` blocks, all for None; then a line on how many more there are, and what lists them."""
+    shown = blocks[:most]
+    return [*shown, *rest_of(len(blocks), len(shown), where, 2)]
 
 
 def table_of(
@@ -257,5 +255,5 @@ def table_lines(table: Table, width: int) -> list[Line]:
     while is_too_wide(wide) and (cuttable := [at for at in kept if wide[at] > least[at]]):
         wide[max(cuttable, key=wide.__getitem__)] -= 1
     caption = [line(table.caption, "heading")] if table.caption else []
-    styles = (*table.styles, *[""] * (len(table.rows) - len(table.styles)))
-    return [*caption, row([column.title for column in columns], "heading"), *map(row, table.rows, styles)]
+    rows = map(row, table.rows, chain(table.styles, repeat("")))
+    return [*caption, row([column.title for column in columns], "heading"), *rows]

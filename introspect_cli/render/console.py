@@ -11,7 +11,7 @@ import sys
 import textwrap
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.text import Text
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 STYLES = {
-    "": "",
     "bad": "bold color(160)",
     "good": "bold color(28)",
     "unsure": "bold color(166)",
@@ -37,7 +36,7 @@ _ASCII = dict(zip("…█▁▂▃▄▅▆▇·", "~#_.-:=+*.", strict=True)) |
 
 
 class Screen:
-    """A terminal or stream on which blocks are drawn.
+    """Standard output, on which blocks are drawn.
 
     Attributes:
         width: number of columns; `WIDEST` in a pipe.
@@ -45,34 +44,25 @@ class Screen:
         unicode: whether it can show more than ASCII.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, width: int | None = None) -> None:
-        """Look now whether the stream is a terminal, how wide, and what it can show; nothing is written.
-
-        Args:
-            stream: where blocks are drawn; None for standard output.
-            width: number of columns; None to ask the environment and the terminal.
-        """
-        self._stream = stream if stream is not None else sys.stdout
-        self.interactive = bool(getattr(self._stream, "isatty", lambda: False)())
-        encoding = (getattr(self._stream, "encoding", None) or "ascii").lower().replace("-", "")
-        self.unicode = encoding.startswith("utf")
+    def __init__(self) -> None:
+        """Look now whether standard output is a terminal, how wide, and what it can show; nothing is written."""
+        self.interactive = sys.stdout.isatty()
+        self.unicode = (sys.stdout.encoding or "ascii").lower().startswith("utf")
         self._console = Console(
-            file=self._stream,
-            width=width,
+            file=sys.stdout,
             markup=False,
             highlight=False,
             emoji=False,
             soft_wrap=True,
             no_color=True if os.environ.get("NO_COLOR") else None,
         )
-        has_edge = width or self.interactive or os.environ.get("COLUMNS", "").isdecimal()
+        has_edge = self.interactive or os.environ.get("COLUMNS", "").isdecimal()
         self.width = self._console.width if has_edge else WIDEST
 
     def draw(self, blocks: Iterable[Block]) -> None:
         """Draw the blocks, one below the other."""
-        for row in lines_of(blocks, self.width):
-            for text in self._texts(row):
-                self._console.print(text, soft_wrap=True)
+        for text in self._rows(blocks):
+            self._console.print(text)
 
     @contextmanager
     def live(self) -> Iterator[Callable[[Iterable[Block]], None] | None]:
@@ -86,19 +76,19 @@ class Screen:
         from rich.live import Live
 
         with Live(console=self._console, auto_refresh=False, vertical_overflow="ellipsis") as live:
+            yield lambda blocks: live.update(Group(*self._rows(blocks)), refresh=True)
 
-            def draw(blocks: Iterable[Block]) -> None:
-                rows = (text for row in lines_of(blocks, self.width) for text in self._texts(row))
-                live.update(Group(*rows), refresh=True)
-
-            yield draw
+    def _rows(self, blocks: Iterable[Block]) -> Iterator[Text]:
+        """The blocks as lines of the screen."""
+        return (text for row in lines_of(blocks, self.width) for text in self._texts(row))
 
     def _texts(self, line: Line) -> list[Text]:
         """A line, styled and wrapped at blanks to the screen's width, 120 columns at most; longer words are not cut.
 
         As one piece in a pipe, and where the line is not to be wrapped.
         """
-        text = _styled(line, self._encodable)
+        spans = ((self._encodable(content), STYLES.get(style, "")) for content, style in line.spans)
+        text = Text.assemble(" " * line.indent, *spans)
         width, hang = max(min(self.width, 120), 20), line.hang or (line.indent + 2 if line.indent else 0)
         if not line.wrap or len(text) <= width or self.width >= WIDEST:
             return [text]
@@ -117,11 +107,3 @@ class Screen:
         if self.unicode:
             return content
         return "".join(_ASCII.get(char, char) for char in content).encode("ascii", "backslashreplace").decode()
-
-
-def _styled(line: Line, shown: Callable[[str], str] = str) -> Text:
-    """A line with its indent and styles, not wrapped; `shown` is applied to each of its texts."""
-    text = Text(" " * line.indent)
-    for content, style in line.spans:
-        text.append(shown(content), STYLES.get(style, ""))
-    return text

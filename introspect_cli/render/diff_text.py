@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.causes import likely_words
@@ -30,6 +31,7 @@ from introspect_cli.render.blocks import (
     Line,
     Table,
     distance,
+    first_of,
     line,
     number,
     rest_of,
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.changes.statements import CodeChanges, Ranked
     from introspect_cli.compare.elements import Elements
     from introspect_cli.compare.groups import Groups
-    from introspect_cli.records import Site
 
 VERDICT_STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
 _SHOWN_TENSORS = 8
@@ -72,23 +73,23 @@ def diff_blocks(
             all that the result has.
         more: how more divergences are listed, for the last line; "" where nothing lists them.
     """
-    short = bool(result.head)
-    blocks: list[Block] = [line(clean(result.head if short else result.sentence), VERDICT_STYLE[result.verdict])]
-    blocks += why_lines(result) if short else [line(f"- {clean(text)}", indent=2) for text in result.evidence]
+    blocks: list[Block] = [line(clean(result.head or result.sentence), VERDICT_STYLE[result.verdict])]
+    blocks += why_lines(result) if result.head else [line(f"- {clean(text)}", indent=2) for text in result.evidence]
     by_rank = result.candidates if len(result.candidates) > 1 else ()
     if by_rank:
         shown = by_rank if everything else by_rank[:_SHOWN_RANKS]
         rest = rest_of(len(by_rank), len(shown), "--all lists them", what="more ranks")
         title = "First on each rank, by step and phase (no other order is known):"
         blocks += section(title, [divergence_table(shown, ranks=True), *rest])
-    blocks += findings_blocks(result, everything=everything, settings=everything or not short)
+    blocks += findings_blocks(result, everything=everything, settings=everything or not result.head)
     moments = result.subject == "checkpoints"
-    if result.divergences and short and grouped and not moments:
+    if result.divergences and result.head and grouped and not moments:
         blocks += [] if by_rank else [line(), *_followers(result)]
     elif result.divergences:
         several = len({divergence.rank for divergence in result.divergences}) > 1
-        already = {_key_of(divergence) for divergence in by_rank}
-        listed = [one for one in result.divergences if _key_of(one) not in already]
+        key = attrgetter("rank", "step", "site")
+        already = set(map(key, by_rank))
+        listed = [one for one in result.divergences if key(one) not in already]
         listed = listed[:_SHOWN_TENSORS] if moments and not everything else listed
         if listed:
             blocks += [line(), divergence_table(listed, ranks=several, moments=moments)]
@@ -115,22 +116,20 @@ def why_lines(result: DiffResult) -> list[Block]:
     Then a line on changed statements where none is among the causes, or, for two or more, a command that finds which
     one it is; then the sentences of `also`.
     """
-    rows: list[tuple[str, str, str]] = []
-    for known in _KNOWN:
-        things = [fact.text for fact in result.rests_on if fact.known == known]
-        rows += [(known, ", ".join(things), "")] if things else []
-    proved = [one.text for one in result.explains if one.certainty is Certainty.PROVED]
-    rows += [("cause" * (not place), text, "on record") for place, text in enumerate(proved)]
-    left = [one.text for one in result.explains if one.certainty is Certainty.LEFT]
-    rows += [("left", ", ".join(left), "")] if left else []
-    likely = [
-        (text, f"({sources})" if sources else "") for text, sources in likely_words(result.explains, result.causes)
+    rows = [(known, ", ".join(fact.text for fact in result.rests_on if fact.known == known), "") for known in _KNOWN]
+    proved, left = (
+        [one.text for one in result.explains if one.certainty is certainty]
+        for certainty in (Certainty.PROVED, Certainty.LEFT)
+    )
+    rows += [("cause" * (not place), text, "  on record") for place, text in enumerate(proved)]
+    rows.append(("left", ", ".join(left), ""))
+    likely = enumerate(likely_words(result.explains, result.causes))
+    rows += [("likely" * (not place), text, f"  ({sources})" * bool(sources)) for place, (text, sources) in likely]
+    blocks: list[Block] = [
+        Line(((f"{label:{_LABEL}}", "dim"), (clean(text, 400), ""), (tail, "dim")), 2, hang=_LABEL + 2)
+        for label, text, tail in rows
+        if text
     ]
-    rows += [("likely" * (not place), *shown) for place, shown in enumerate(likely)]
-    blocks: list[Block] = []
-    for label, text, tail in rows:
-        told = (f"{label:{_LABEL}}", "dim"), (clean(text, 400), ""), (f"  {tail}" if tail else "", "dim")
-        blocks.append(Line(told, 2, hang=_LABEL + 2))
     statements = sum(cause.kind == "statement" for cause in result.causes)
     if not statements and result.code is not None and result.code.ranked:
         every = len(result.code.ranked)
@@ -151,11 +150,8 @@ def _followers(result: DiffResult) -> list[Block]:
     first, *rest = result.divergences
     blocks: list[Block] = [divergence_table([first])]
     same = [each for each in rest if each.step == first.step]
-    for members in (
-        [each for each in same if each.site.phase is first.site.phase],
-        [each for each in same if each.site.phase is not first.site.phase],
-    ):
-        if members:
+    for in_phase in (True, False):
+        if members := [each for each in same if (each.site.phase is first.site.phase) is in_phase]:
             largest = max(members, key=lambda each: each.rel_l2 or 0.0)
             phases = ", ".join(dict.fromkeys(each.site.phase.value for each in members))
             most = f", up to {distance(largest.rel_l2)} at {clean(largest.site.fqn)}" if largest.rel_l2 else ""
@@ -167,11 +163,6 @@ def _followers(result: DiffResult) -> list[Block]:
 def first_blocks(result: DiffResult) -> list[Block]:
     """The answer with only the first divergence listed, for verbs without an option to list more."""
     return diff_blocks(replace(result, divergences=result.divergences[:1]), more="")
-
-
-def _key_of(divergence: Divergence) -> tuple[int, int, Site]:
-    """Rank, step and site of a divergence, which no other one has."""
-    return divergence.rank, divergence.step, divergence.site
 
 
 def _rest(result: DiffResult, listed: int, how: str) -> list[Block]:
@@ -263,17 +254,17 @@ def glance(divergence: Divergence) -> tuple[str, str]:
     a, b = divergence.a, divergence.b
     if a is None or b is None or Status.VALUE in (a.status, b.status):
         return _one_record(a), _one_record(b)
-    forms = [(shape(side.layout.shape), _SHORT.get(side.layout.dtype, side.layout.dtype)) for side in (a, b)]
     if shapes_differ(a, b):
-        return forms[0][0], forms[1][0]
+        return shape(a.layout.shape), shape(b.layout.shape)
     if a.layout.dtype != b.layout.dtype:
-        return forms[0][1], forms[1][1]
+        return _dtype(a), _dtype(b)
+    sums = f"#{a.checksum:016x}"[:9], f"#{b.checksum:016x}"[:9]
     if divergence.site.kind is Kind.RNG:
-        return f"#{a.checksum:016x}"[:9], f"#{b.checksum:016x}"[:9]
+        return sums
     for name, word in (("nans", "NaN"), ("infs", "Inf")):
         if a.stats.get(name, 0) != b.stats.get(name, 0):
             return f"{a.stats.get(name, 0):.0f} {word}", f"{b.stats.get(name, 0):.0f} {word}"
-    return _statistic(a, b)
+    return _statistic(a, b) or sums
 
 
 def _one_record(summary: Summary | None) -> str:
@@ -284,7 +275,12 @@ def _one_record(summary: Summary | None) -> str:
         return clean(summary.text, 24)
     if summary.layout.numel == 1 and "mean" in summary.stats:
         return number(summary.stats["mean"])
-    return f"{shape(summary.layout.shape)} {_SHORT.get(summary.layout.dtype, summary.layout.dtype)}"
+    return f"{shape(summary.layout.shape)} {_dtype(summary)}"
+
+
+def _dtype(summary: Summary) -> str:
+    """The dtype, the usual ones in short."""
+    return _SHORT.get(summary.layout.dtype, summary.layout.dtype)
 
 
 def _shape(summary: Summary) -> str:
@@ -293,8 +289,8 @@ def _shape(summary: Summary) -> str:
     return f"{summary.layout.numel} elements" if is_shapeless else shape(summary.layout.shape)
 
 
-def _statistic(a: Summary, b: Summary) -> tuple[str, str]:
-    """(a, b) of the statistic that moved most relative to the spread of values; checksums where none moved by 1e-8.
+def _statistic(a: Summary, b: Summary) -> tuple[str, str] | None:
+    """(a, b) of the statistic that moved most relative to the spread of values; None where none moved by 1e-8.
 
     A statistic later in `_COMPARED` is taken only if it moved half as much again. Of one element, its value; `a` begins
     with the statistic's name, `b` has none.
@@ -304,15 +300,13 @@ def _statistic(a: Summary, b: Summary) -> tuple[str, str]:
     spread = max(abs(a.stats.get("std", 0.0)), abs(b.stats.get("std", 0.0)))
     best, moved = "", 0.0
     for name in _COMPARED:
-        one, two = a.stats.get(name), b.stats.get(name)
-        if one is None or two is None:
-            continue
+        one, two = a.stats.get(name, math.nan), b.stats.get(name, math.nan)
         scale = max(spread, abs(one), abs(two)) if name != "mean" else max(spread, 1e-30)
         change = abs(one - two) / scale if scale else 0.0
         if change > moved * 1.5:
             best, moved = name, change
-    if not best or moved < 1e-8:
-        return f"#{a.checksum:016x}"[:9], f"#{b.checksum:016x}"[:9]
+    if moved < 1e-8:
+        return None
     text_a, text_b = two_numbers(a.stats[best], b.stats[best])
     return f"{best} {text_a}", text_b
 
@@ -328,11 +322,11 @@ def detail_blocks(result: DiffResult) -> list[Block]:
         title = f"{divergence.step_words}: {site_text(divergence.site)} of {module_of(divergence)}"
         blocks += [line(), line(title, "origin" if divergence.role is Role.ORIGIN else "heading")]
         if a is None or b is None:
-            blocks.append(line(f"only in {'a' if b is None else 'b'}: {_one_record(a or b)}", indent=2))
-            continue
-        said = [elements_words(divergence.elements)] if divergence.elements is not None else []
-        said += [text] if (text := statistics_words(divergence)) else []
-        said = said or [f"checksum {a.checksum:016x} -> {b.checksum:016x}"]
+            said = [f"only in {divergence.only}: {_one_record(a or b)}"]
+        else:
+            said = [elements_words(divergence.elements)] if divergence.elements is not None else []
+            said += [text] if (text := statistics_words(divergence)) else []
+            said = said or [f"checksum {a.checksum:016x} -> {b.checksum:016x}"]
         blocks += [line(text, indent=2) for text in said]
     return blocks
 
@@ -412,15 +406,13 @@ def change_lines(one: Ranked) -> Iterator[Line]:
     """
     change = one.change
     scope = f"  in {clean(change.scope)}" if change.scope else ""
-    sides = change.a is not None and change.b is not None and change.a.first != change.b.first
-    moved = f"  ({'moved from ' * (change.unit == 'moved')}line {change.a.first} of a)" if sides and change.a else ""
-    yield Line(((clean(change.place), "name"), (f"{scope}{moved}", "dim")), indent=2)
+    if change.a is not None and change.b is not None and change.a.first != change.b.first:
+        scope += f"  ({'moved from ' * (change.unit == 'moved')}line {change.a.first} of a)"
+    yield Line(((clean(change.place), "name"), (scope, "dim")), indent=2)
     if change.unit == "file":
         only = "a" if change.b is None else "b" if change.a is None else ""
-        whole = (
-            "changed; it cannot be parsed" if change.file.endswith(".py") else "changed; it is not read value by value"
-        )
-        yield line(f"only in {only}" if only else whole, "dim", 4)
+        unread = "cannot be parsed" if change.file.endswith(".py") else "is not read value by value"
+        yield line(f"only in {only}" if only else f"changed; it {unread}", "dim", 4)
         return
     for side, sign, style in ((change.a, "-", "bad"), (change.b, "+", "good")):
         lines = side.text.splitlines() if side is not None else []
@@ -476,10 +468,32 @@ def findings_blocks(result: DiffResult, *, everything: bool, settings: bool = Fa
     Args:
         result: the comparison.
         everything: whether lists are shown whole.
-        settings: whether settings that differ are among the findings.
+        settings: whether settings that differ are among the findings; without `everything` only of UNDECIDED runs of
+            unequal lengths.
     """
-    blocks = [*_resumed_blocks(result), *_origins_blocks(result, everything), *_structure_blocks(result, everything)]
-    return [*blocks, *_settings_blocks(result, everything)] if settings else blocks
+    blocks: list[Block] = []
+    resumed, sentence = result.resumed, result.sentence
+    if resumed is not None:  # what it restored: a line for what was not, for what was, and for what cannot be told
+        styles = {Restored.NO: "bad", Restored.YES: "", Restored.UNSEEN: ""}
+        states = {state: parts_words([part for part in resumed.parts if part.state is state]) for state in styles}
+        parts = [line(clean(f"{at.value}: {'; '.join(said)}"), styles[at], 2) for at, said in states.items() if said]
+        title = f"What run {resumed.run} begins with, against step {resumed.at} of {resumed.whole}:"
+        blocks += section(title, parts)
+    several = any(origin.divergence != result.first for origin in result.origins)
+    if several and (everything or not all(origin.part for origin in result.origins)):
+        origins = (line(clean(origin.sentence), indent=2) for origin in result.origins)
+        blocks += section("Independent divergences (nothing they depend on differs):", origins)
+    changes = [line(clean(change.text), indent=2) for change in result.structure if change.text not in sentence]
+    most = None if everything else _SHOWN_STRUCTURE
+    blocks += section("What differs besides numbers:", first_of(changes, most, "--all lists them"))
+    counts = result.counts
+    if settings and (everything or (result.verdict is Verdict.UNDECIDED and counts.steps_a != counts.steps_b)):
+        # The changed statements of a source file say more than that it changed.
+        told = {one.change.file for one in result.code.ranked} if result.code is not None else ()
+        differing = [_setting(one) for one in result.settings if one.source != "sources" or one.name not in told]
+        most = None if everything else _SHOWN_SETTINGS
+        blocks += section("Settings that differ:", first_of(differing, most, "--settings lists them"))
+    return blocks
 
 
 def page_blocks(result: DiffResult) -> list[Block]:
@@ -502,70 +516,7 @@ def page_blocks(result: DiffResult) -> list[Block]:
     return [*blocks, *findings_blocks(result, everything=True)]
 
 
-# --- what a resumed run goes on with
-
-
-def _resumed_blocks(result: DiffResult) -> list[Block]:
-    """What a resumed run restored: a line for what was not, for what was, and for what cannot be told.
-
-    [] where no run resumed.
-    """
-    resumed = result.resumed
-    if resumed is None:
-        return []
-    styles = {Restored.NO: "bad", Restored.YES: "", Restored.UNSEEN: ""}
-    by_state = {state: parts_words([part for part in resumed.parts if part.state is state]) for state in styles}
-    lines = [
-        line(clean(f"{state.value}: {'; '.join(parts)}"), styles[state], 2)
-        for state, parts in by_state.items()
-        if parts
-    ]
-    return section(f"What run {resumed.run} begins with, against step {resumed.at} of {resumed.whole}:", lines)
-
-
-# --- what rests on nothing that differs
-
-
-def _origins_blocks(result: DiffResult, everything: bool) -> list[Block]:
-    """A line per origin; [] where there is only the first divergence.
-
-    Without `everything`, also [] where all origins are parts of a checkpoint that were not restored.
-    """
-    several = any(origin.divergence != result.first for origin in result.origins)
-    if not several or (not everything and all(origin.part for origin in result.origins)):
-        return []
-    origins = (line(clean(origin.sentence), indent=2) for origin in result.origins)
-    return section("Independent divergences (nothing they depend on differs):", origins)
-
-
-# --- what differs besides numbers
-
-
-def _structure_blocks(result: DiffResult, everything: bool) -> list[Block]:
-    """Lines on differences in structure that the sentence does not name; [] where there are none."""
-    changes = [clean(change.text) for change in result.structure if change.text not in result.sentence]
-    if not changes:
-        return []
-    shown = changes if everything else changes[:_SHOWN_STRUCTURE]
-    rest = rest_of(len(changes), len(shown), "--all lists them", 2)
-    return section("What differs besides numbers:", [*(line(each, indent=2) for each in shown), *rest])
-
-
 # --- settings: their values stand in JSON and on a page in places of their own
-
-
-def _settings_blocks(result: DiffResult, everything: bool) -> list[Block]:
-    """Differing settings: all with `everything`; else the first few, and only of UNDECIDED runs of unequal lengths.
-
-    [] otherwise. Source files whose changed statements are known are left out.
-    """
-    counts, told = result.counts, {one.change.file for one in result.code.ranked} if result.code is not None else ()
-    settings = [one for one in result.settings if one.source != "sources" or one.name not in told]
-    if not settings or not (everything or (result.verdict is Verdict.UNDECIDED and counts.steps_a != counts.steps_b)):
-        return []
-    shown = settings if everything else settings[:_SHOWN_SETTINGS]
-    rest = rest_of(len(settings), len(shown), "--settings lists them", 2)
-    return section("Settings that differ:", [*map(_setting, shown), *rest])
 
 
 def settings_blocks(result: DiffResult) -> list[Block]:

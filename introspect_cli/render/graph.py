@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,15 +32,16 @@ _STATS = (
     ("min|x|", "absmin"),
 )
 _WIDE, _HIGH, _GAP, _BELOW, _EDGE, _TOP = 168, 38, 20, 34, 24, 30
-_STATE_COLOURS = {
-    "equal": "var(--eq,#e8ecef)",
-    "origin": "#d7263d",
-    "diverged": "#f4a259",
-    "only a": "#8e6bbf",
+_STATES = {
+    "equal": ("var(--eq,#e8ecef)", "equal"),
+    "origin": ("#d7263d", "first divergence"),
+    "diverged": ("#f4a259", "diverged"),
+    "only a": ("#8e6bbf", "in one run"),
 }
+"""Colour of an operator by its state in a comparison, and what the legend says of it."""
 _NAN = "#d7263d"
 _RAMP = ("#2b5c8a", "#5b8db8", "#a8c6dc", "#e8ecef", "#f3d1a5", "#e59a4f", "#b85c1c")
-_DARK = {_NAN, _RAMP[0], _RAMP[-1], _STATE_COLOURS["only a"]}
+_DARK = {_NAN, _RAMP[0], _RAMP[-1], _STATES["only a"][0]}
 # Inside a page the variables are those of its theme; a drawing by itself falls back to light.
 _STYLE = (
     ".ops text{font:11px system-ui,sans-serif;fill:var(--front,#1b1f24)}.ops text.m{fill:var(--quiet,#57606a)}"
@@ -58,11 +60,11 @@ def mark_ops(graph: Graph, result: DiffResult) -> Graph:
     nodes = []
     for node in graph.nodes:
         item = divergences.get((graph.step, node.record.site))
-        if item is None:
-            nodes.append(replace(node, state="equal"))
-        else:
+        state, rel = "equal", None
+        if item is not None:
             state = "only a" if item.b is None else "origin" if item.role.value == "origin" else "diverged"
-            nodes.append(replace(node, state=state, rel_l2=item.rel_l2))
+            rel = item.rel_l2
+        nodes.append(replace(node, state=state, rel_l2=rel))
     return replace(graph, nodes=tuple(nodes))
 
 
@@ -71,11 +73,7 @@ def graph_blocks(graph: Graph) -> list[Block]:
 
     A gradient is that of the first backward operator; columns without any text are left out.
     """
-    gradients = backward_of(graph)
-
-    def gradient_scale(node: Node) -> str:
-        gradient = gradients.get(node.number)
-        return number(gradient.scale, 3) if gradient is not None and gradient.scale is not None else ""
+    gradients = {at: statistic(node.record.summary, "amean", 3) for at, node in backward_of(graph).items()}
 
     def scale(title: str, name: str, drop_at: int) -> tuple[Column, Callable[[Node], str]]:
         return Column(title, right=True, drop_at=drop_at), lambda node: statistic(node.record.summary, name, 3)
@@ -86,7 +84,7 @@ def graph_blocks(graph: Graph) -> list[Block]:
         (Column("operator", least=16), lambda node: _operator(node.record.site)),
         (Column("shape", drop_at=6), lambda node: shape(node.record.summary.layout.shape)),
         *(scale(title, name, 3 if place > 1 else 0) for place, (title, name) in enumerate(_STATS)),
-        (Column("gradient mean|x|", right=True, drop_at=5), gradient_scale),
+        (Column("gradient mean|x|", right=True, drop_at=5), lambda node: gradients.get(node.number, "")),
         (Column("line", least=12, drop_at=4), lambda node: clean(node.record.info.source)),
         (Column("state"), lambda node: node.state),
         (Column("rel L2", right=True), lambda node: "" if node.rel_l2 is None else number(node.rel_l2, 2)),
@@ -169,7 +167,7 @@ def _colour(node: Node) -> tuple[str, str, str]:
     if node.nonfinite:
         colour = _NAN
     elif node.state or scale is None:
-        colour = _STATE_COLOURS.get(node.state, "var(--back,#fff)")
+        colour = _STATES.get(node.state, ("var(--back,#fff)",))[0]
     else:
         place = min(max(math.log10(scale) + 6, 0), 8) / 8 if scale else 0
         colour = _RAMP[round(place * (len(_RAMP) - 1))]
@@ -179,10 +177,8 @@ def _colour(node: Node) -> tuple[str, str, str]:
 def _legend(graph: Graph) -> str:
     """The legend as SVG: colours of states in a comparison, else those of scales."""
     texts = ("mean|x| 1e-6", "1e-5", "1e-3", "1e-2", "0.1", "1", "100")
-    items = [*zip(_RAMP, texts, strict=True), (_NAN, "NaN or Inf")]
-    if any(node.state for node in graph.nodes):
-        states = {"equal": "equal", "origin": "first divergence", "diverged": "diverged", "only a": "in one run"}
-        items = [(_STATE_COLOURS[state], text) for state, text in states.items()]
+    scales = (*zip(_RAMP, texts, strict=True), (_NAN, "NaN or Inf"))
+    items = _STATES.values() if any(node.state for node in graph.nodes) else scales
     parts, x = [], _EDGE
     for colour, text in items:
         parts.append(f'<rect x="{x}" y="8" width="14" height="14" rx="3" style="fill:{colour}"/>')
@@ -201,6 +197,7 @@ def _layout(graph: Graph) -> tuple[dict[int, tuple[float, float]], int, int]:
     for start, end in graph.edges:
         before[end].append(start)
     depth: dict[int, int] = {}
+    layers: defaultdict[int, list[int]] = defaultdict(list)
     first_backward = 0
     for node in graph.nodes:
         given, phase = before[node.number], node.record.site.phase
@@ -208,20 +205,18 @@ def _layout(graph: Graph) -> tuple[dict[int, tuple[float, float]], int, int]:
         if not given and phase in (Phase.BACKWARD, Phase.OPTIMIZER, Phase.LOSS):
             level = first_backward  # nothing drawn leads to it; it must not stand above the forward pass
         depth[node.number] = level
+        layers[level].append(node.number)
         if phase is Phase.FORWARD:
             first_backward = max(first_backward, level + 1)
-    layers: list[list[int]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
-    for item, level in depth.items():
-        layers[level].append(item)
     left: dict[int, float] = {}
-    for level, layer in enumerate(layers):
+    for level, layer in sorted(layers.items()):
         drawn = {item: [left[start] for start in before[item] if start in left] for item in layer}
         wished = {item: sum(given) / len(given) if given else 0.0 for item, given in drawn.items()}
         at = -math.inf
         for item in sorted(layer, key=lambda item: wished[item]):
             at = left[item] = max(at + _WIDE + _GAP, wished[item])
         # Pushing to the right only would let the picture drift; half of it is taken back.
-        drift = sum(left[item] - wished[item] for item in layer) / len(layer) if layer and level else 0.0
+        drift = sum(left[item] - wished[item] for item in layer) / len(layer) if level else 0.0
         for item in layer:
             left[item] -= drift
     shift = _EDGE - min(left.values(), default=0.0)

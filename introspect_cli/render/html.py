@@ -117,9 +117,9 @@ def _what_ran(page: Page) -> list[Block]:
     """A table of what ran, a column per run, and notes on what was not recorded."""
     sides = [dict(facts_of(run)) for run in page.runs]
     heads = [f"{letter}: {clean(run.path, 120)}" for letter, run in zip("ab", page.runs, strict=False)]
-    names = [name for name in dict.fromkeys(name for side in sides for name in side) if name != "run"]
-    rows = [(name, *(side.get(name, "") for side in sides)) for name in names]
-    table = Table((Column(""), *map(Column, heads)), tuple(row for row in rows if any(row[1:])), (), "What ran")
+    names = dict.fromkeys(name for side in sides for name in side if name != "run" and side[name])
+    rows = tuple((name, *(side.get(name, "") for side in sides)) for name in names)
+    table = Table((Column(""), *map(Column, heads)), rows, caption="What ran")
     return [table, *(note for run in page.runs for note in notes_of(run))]
 
 

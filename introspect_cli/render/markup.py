@@ -5,10 +5,11 @@ A notebook shows the same. Every text is escaped here, control characters shown 
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from html import escape
 from importlib.resources import files
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.result import Certainty, DiffResult, Divergence, Role, StripCell, Verdict
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from introspect_cli.records import Summary
 
 _LONGEST = 4000
-_TAGS = {"name": "code", "small": "small"}
 
 
 def text(value: object, limit: int = _LONGEST) -> str:
@@ -75,8 +75,7 @@ def _block(block: Block) -> str:
 def _span(span: Span) -> str:
     """A text as markup in its style; one of style `name` may break after each dot."""
     content, style = span
-    tag = _TAGS.get(style, "span")
-    said = text(content).replace(".", ".<wbr>") if tag == "code" else text(content)
+    tag, said = ("code", breakable(content)) if style == "name" else ("span", text(content))
     return f'<{tag} class="{style}">{said}</{tag}>' if style and said else said
 
 
@@ -86,11 +85,10 @@ def _table(table: Table) -> str:
     Cells are cut at 400 characters.
     """
     titles = "".join(f'<th scope="col">{text(column.title)}</th>' for column in table.columns)
-    styles = (*table.styles, *[""] * len(table.rows))
     body = "".join(
         f'<tr class="{style}"><th scope="row">{text(row[0], 400)}</th>'
         f"{''.join(f'<td>{text(cell, 400)}</td>' for cell in row[1:])}</tr>"
-        for row, style in zip(table.rows, styles, strict=False)
+        for row, style in zip(table.rows, chain(table.styles, repeat("")), strict=False)
     )
     caption = text(table.caption or ", ".join(column.title for column in table.columns))
     head = f"<caption>{caption}</caption>" if table.caption else ""
@@ -175,14 +173,12 @@ def roundings(first: Divergence) -> str:
 
     "" where it is unknown or 0, dtypes differ or do not round, or random states differ.
     """
-    if first.a is None or first.b is None or first.rel_l2 is None or first.site.kind is Kind.RNG:
+    dtypes = {side.layout.dtype if side is not None else "" for side in (first.a, first.b)}
+    if len(dtypes) > 1 or first.site.kind is Kind.RNG:
         return ""
-    dtype = first.a.layout.dtype
-    unit = ROUNDING.get(dtype)
-    if unit is None or first.b.layout.dtype != dtype or not first.rel_l2 > 0:
-        return ""
-    k = first.rel_l2 / unit
-    return f"{f'{k:,.0f}' if 10 <= k < 1e7 else number(k, 2)} {dtype} rounding units"
+    (dtype,) = dtypes
+    k = (first.rel_l2 or 0.0) / ROUNDING.get(dtype, math.inf)
+    return f"{f'{k:,.0f}' if 10 <= k < 1e7 else number(k, 2)} {dtype} rounding units" if k > 0 else ""
 
 
 def _how_much(first: Divergence) -> str:
@@ -190,14 +186,13 @@ def _how_much(first: Divergence) -> str:
 
     In place of the distance, the run that alone has the record, or that it was not measured.
     """
-    a, b = first.a, first.b
     how = "from whole tensors" if first.exact else "estimated from sketches"
     big = f"{text(distance(first.rel_l2))} <small>relative L2, {how}</small>"
-    if a is None or b is None or first.rel_l2 is None:
-        big = f"only in {'b' if a is None else 'a'}" if a is None or b is None else "not measured"
+    if first.only or first.rel_l2 is None:
+        big = f"only in {first.only}" if first.only else "not measured"
     floor = "" if first.floor is None else distance(first.floor) if first.floor else "0: the noise runs agree here"
     rows = [("in roundings", text(roundings(first))), ("noise floor", text(floor))]
-    if a is not None and b is not None:
+    if not first.only:
         one, two = map(text, glance(first))
         rows.append(("values", f'<span class="a">a {one}</span> <span class="b">b {two}</span>'))
     return card("How much", big, rows)

@@ -6,8 +6,7 @@ import base64
 import json
 import math
 import zlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -38,8 +37,7 @@ OpRow: TypeAlias = "tuple[Record | None, Record | None]"
 """What one operator returned in run a, and in run b."""
 
 
-@dataclass(frozen=True)
-class Page:
+class Page(NamedTuple):
     """Everything that a page shows.
 
     Attributes:
@@ -75,7 +73,7 @@ def page_data(page: Page) -> str:
     document: dict[str, Any] = {
         "two": result is not None,
         "first": result.first.step if result is not None and result.first is not None else None,
-        "curves": [_curve(pair) for pair in _paired(page.curves)],
+        "curves": _curves(page.curves),
         "sites": [
             [*map(_text, name[:3]), name[3], _text(name[4]), _text(about[0]), _text(about[1]), list(about[2]), about[3]]
             for name, about in zip(history.sites, history.about, strict=True)
@@ -90,12 +88,10 @@ def page_data(page: Page) -> str:
         "depth": [_depth(name, depth) for name, depth in page.depths],
         "rounding": _units(history),
         "map": None,
-        "divergences": [],
+        "divergences": [_divergence(one) for one in result.divergences[:_SHOWN]] if result is not None else [],
     }
-    if result is not None:
-        document["divergences"] = [_divergence(divergence) for divergence in result.divergences[:_SHOWN]]
-        if result.map is not None and result.map.modules:
-            document["map"] = _map(result.map, page.noise, result)
+    if result is not None and result.map is not None and result.map.modules:
+        document["map"] = _map(result.map, page.noise, result)
     # Inside a script element only `<` could end it early.
     out = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return out.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
@@ -116,16 +112,11 @@ def _text(value: str) -> str:
     return clean(value, 400)
 
 
-def _paired(curves: Sequence[Sequence[Curve]]) -> list[tuple[Curve | None, ...]]:
-    """The curves of all runs by kind and name; None where a run lacks one."""
-    sides = [{(curve.kind, curve.name): curve for curve in side} for side in curves]
-    return [tuple(side.get(name) for side in sides) for name in dict.fromkeys(name for side in sides for name in side)]
-
-
-def _curve(pair: tuple[Curve | None, ...]) -> dict[str, Any]:
-    """Name and kind of a curve, and its points in each run; None for a run without it."""
-    first = next(curve for curve in pair if curve is not None)
-    return {"name": _text(first.name), "kind": first.kind, "lines": [curve and _line(curve) for curve in pair]}
+def _curves(curves: Sequence[Sequence[Curve]]) -> list[dict[str, Any]]:
+    """The curves of all runs by kind and name, each with its points in every run; None for a run without it."""
+    sides = [{(curve.kind, curve.name): _line(curve) for curve in side} for side in curves]
+    every = dict.fromkeys(key for side in sides for key in side)
+    return [{"name": _text(key[1]), "kind": key[0], "lines": [side.get(key) for side in sides]} for key in every]
 
 
 def _line(curve: Curve) -> list[Any]:
@@ -155,26 +146,17 @@ def _units(history: Packed) -> list[list[Any]]:
     return [[name, unit] for name, unit in sorted(ROUNDING.items(), key=lambda entry: entry[1]) if name in dtypes]
 
 
-def scale_of(values: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """(low, high) powers of ten for the map's shades: from the 5 % quantile of distances to the largest.
-
-    Only positive finite distances count, neither below 1e-8 nor above 10; (-8, 0) where there is no such distance.
-    """
-    measured = values[np.isfinite(values) & (values > 0)]
-    if not len(measured):
-        return -8, 0
-    least = max(float(np.quantile(measured, 0.05)), 1e-8)
-    low, high = math.floor(math.log10(least)), math.ceil(math.log10(min(measured.max(), 10.0)))
-    return min(low, high - 1), high
-
-
 def levels_of(divergence_map: DivergenceMap) -> tuple[np.ndarray[Any, Any], int, int]:
     """Levels (rows, steps) as uint8 (see `LOWEST`), and the powers of ten (low, high) that they span.
 
-    Distances outside that span get the nearest level.
+    Those reach from the 5 % quantile of measured distances, at least 1e-8, to the largest, at most 10; (-8, 0) without
+    any. Distances outside that span get the nearest level.
     """
     values, unmeasured, behind = _cells(divergence_map)
-    low, high = scale_of(np.where(unmeasured, np.nan, values))
+    measured, low, high = values[np.isfinite(values) & (values > 0) & ~unmeasured], -8, 0
+    if len(measured):
+        high = math.ceil(math.log10(min(measured.max(), 10.0)))
+        low = min(math.floor(math.log10(max(np.quantile(measured, 0.05), 1e-8))), high - 1)
     with np.errstate(all="ignore"):
         scaled = np.round(LOWEST + 250 * np.clip((np.log10(values) - low) / (high - low), 0, 1))
     cases = [np.isnan(values), behind, values == 0, np.isinf(values), unmeasured]

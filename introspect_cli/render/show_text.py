@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _STATE_STYLE = {"complete": "good", "running": "unsure", "interrupted": "bad"}
 _MOST_CELLS = 20
-_NAMED = 3
 _SHOWN = (("mean", 0), ("std", 0), ("min", 5), ("max", 4))
 """Statistics in a step's table, and when each column is left out."""
 
@@ -65,7 +64,7 @@ def facts_of(run: Overview) -> list[tuple[str, str]]:
     kinds, seed = sorted(run.kinds.items(), key=lambda item: (-item[1], item[0])), perturbed_by(manifest)
     named = [str(labels["framework"]) for labels in run.labels[:1] if "framework" in labels]
     ends = [words for words in (label_words(-1, labels) for labels in run.labels) if words]
-    facts = [
+    return [
         ("run", run.path),
         ("ran", " ".join(command_words(manifest))),
         ("in", run.directory),
@@ -80,10 +79,8 @@ def facts_of(run: Overview) -> list[tuple[str, str]]:
         ("seen", f"calls of {count(run.called, 'module')}{_unseen(manifest)}" if run.called else ""),
         ("perturbed", "" if seed is None else f"the initial parameters were moved by one rounding (--perturb {seed})"),
         ("first step", ", ".join(f"{amount} {kind}" for kind, amount in kinds)),
+        ("ranks", f"{len(run.ranks)} ({run.ranks[0]} to {run.ranks[-1]})" if len(run.ranks) > 1 else ""),
     ]
-    if len(run.ranks) > 1:
-        facts.append(("ranks", f"{len(run.ranks)} ({run.ranks[0]} to {run.ranks[-1]})"))
-    return facts
 
 
 def _unseen(manifest: dict[str, Any]) -> str:
@@ -129,12 +126,10 @@ def _ending(run: Overview) -> str:
         return f"by signal {manifest['signal']} {ended}".strip()
     if run.state == "interrupted":
         return f"interrupted {ended}".strip()
-    code = "an exit code that was not seen"
-    if manifest.get("exit_code") is not None:
-        status = manifest["exit_code"]
-        code = f"signal {-status}" if isinstance(status, int) and status < 0 else f"exit code {status}"
-    raised = str(manifest.get("exception") or "")
-    return f"{ended} by {raised} ({code})".strip() if raised else f"{ended} with {code}".strip()
+    status, raised = manifest.get("exit_code"), manifest.get("exception")
+    code = "an exit code that was not seen" if status is None else f"exit code {status}"
+    code = f"signal {-status}" if isinstance(status, int) and status < 0 else code
+    return (f"{ended} by {raised} ({code})" if raised else f"{ended} with {code}").strip()
 
 
 def _steps(run: Overview) -> str:

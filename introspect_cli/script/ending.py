@@ -107,12 +107,10 @@ def strip_frames(error: BaseException) -> None:
         stripped = _without_package_frames(current.__traceback__)
         if stripped is not current.__traceback__:
             current.__traceback__ = stripped
-        pending.extend(
-            linked for linked in (current.__cause__, current.__context__) if isinstance(linked, BaseException)
-        )
         members = getattr(current, "exceptions", ())
-        if isinstance(members, (tuple, list)):
-            pending.extend(member for member in members if isinstance(member, BaseException))
+        members = members if isinstance(members, (tuple, list)) else ()
+        linked = (current.__cause__, current.__context__, *members)
+        pending.extend(each for each in linked if isinstance(each, BaseException))
 
 
 def _without_package_frames(head: TracebackType | None) -> TracebackType | None:

@@ -72,7 +72,6 @@ _ROLES = (
     (Role.WORKER, "code", r"\bmultiprocessing\.(spawn|forkserver)\b"),
 )
 """Of a process that runs a script, a module or code, the role that it has if that matches."""
-_VALUED = "WX"
 
 
 def described(words: Sequence[str]) -> Process:
@@ -88,14 +87,12 @@ def described(words: Sequence[str]) -> Process:
             at += word == "--check-hash-based-pycs"
             continue
         for place, letter in enumerate(word[1:], 2):
-            if letter in "cm" or letter in _VALUED:
+            if letter in "cmWX":  # what a value follows
                 before = (*words[: at - 1], *([word[: place - 1]] if place > 2 else []))
                 value = word[place:] or (words[at] if at < len(words) else "")
                 at += not word[place:]
-                if letter == "c":
-                    return Process(_role_of("code", value), args=tuple(words[at:]), code=value, interpreter=before)
-                if letter == "m":
-                    return Process(_role_of("module", value), module=value, args=tuple(words[at:]), interpreter=before)
+                if kind := {"c": "code", "m": "module"}.get(letter):
+                    return Process(_role_of(kind, value), args=tuple(words[at:]), interpreter=before, **{kind: value})
                 break
     before = tuple(words[:at])
     if at >= len(words) or words[at] == "-":
