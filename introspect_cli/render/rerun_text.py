@@ -29,10 +29,10 @@ def culprit_blocks(culprit: Culprit) -> list[Block]:
         f"{count(len(culprit.tried), 'commit')} tried; their runs are in {clean(str(culprit.directory))}", "dim"
     )
     if culprit.commit is None:
-        blocks: list[Block] = [line("Could not tell: only commits that cannot be captured are left.", "bold")]
+        blocks: list[Block] = [line("Could not tell: only commits that cannot be captured are left.", "heading")]
         blocks += [line(f"could be {commit[:10]}", indent=2) for commit in culprit.candidates]
         return [*blocks, tried]
-    blocks = [line(f"The first bad commit is {culprit.commit[:10]}: {clean(culprit.subject)}", "bold")]
+    blocks = [line(f"The first bad commit is {culprit.commit[:10]}: {clean(culprit.subject)}", "heading")]
     blocks += [line(clean(name), indent=2) for name in culprit.files]
     if culprit.proof is not None:
         blocks += [line(), *_proof_summary(culprit.proof)]
@@ -68,7 +68,7 @@ def _diverging(result: DiffResult) -> list[Block]:
 
 def _proof_summary(proof: Proof) -> list[Block]:
     """The sentence of a proof, the first `_SHOWN` of its changes, and what was not tried."""
-    blocks: list[Block] = [line(f"{proof.sentence[:1].upper()}{proof.sentence[1:]}.", "bold")]
+    blocks: list[Block] = [line(f"{proof.sentence[:1].upper()}{proof.sentence[1:]}.", "heading")]
     for element in proof.elements[:_SHOWN]:
         if isinstance(element, Change):
             blocks += change_lines(Ranked(element, Nearness.ELSEWHERE))

@@ -56,7 +56,7 @@ template <int SIZE> INLINE constexpr i64 key_place(i64 word) {  // of a word in 
     return word / group * group + word % in_lane * 8 + word % group / in_lane;
 }
 
-// Merges moments of a disjoint part into a row, by the formulas of stats.merge_moments.
+// Merges moments of a disjoint part into a row, about the mean of both; `about_lower` of gpu/kernels.py is its like for Triton.
 INLINE void merge_moments(Row &r, double n_b, double mean_b, double m2_b, double m3_b, double m4_b) {
     double n_a = double(r.finite);
     if (n_b == 0) return;
