@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 
-from introspect_cli.capture.events import EVENTS, Treatment
+from introspect_cli.capture.events import EVENTS
 
 SCRIPT = """
 import functools, json, os, sys, types
@@ -58,7 +58,7 @@ def in_table():
             home = f"{owner.__module__}:{owner.__qualname__}" if kind else module
             for glob in event.names.split():
                 names = [name for name in vars(owner) if name.startswith(glob[:-1])] if "*" in glob else [glob]
-                names += getattr(owner, glob).__code__.co_names if event.treatment is Treatment.HOOK else ()
+                names += getattr(owner, glob).__code__.co_names if event.treatment == "hook" else ()
                 yield from (f"{home}.{name}" for name in names)
 
 

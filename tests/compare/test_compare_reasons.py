@@ -32,6 +32,7 @@ def compare(tmp_path):
     return run
 
 
+ADDED = {"lr": 0.05, "warm": 0.0}
 FAULTS = (
     "seed", "batch", "init", "module", "half", "between", "loss", "backward", "stale", "missed", "fresh", "inserted",
 )  # fmt: skip
@@ -103,6 +104,18 @@ def test_an_optimizers_option_explains_nothing_before_the_optimizer_steps(compar
     assert "cause: lr 0.05 -> 0.1. Likely: --lr 0.05 -> 0.1." in after.sentence
     later = compare(train(batches=False), train("module", batches=False, at=1, lr=0.05), settings=command)
     assert "--lr" in later.sentence
+
+
+def test_a_hyper_parameter_that_one_run_lacks_is_likely_and_no_cause(compare):
+    """A new option of an optimizer, 0 in all groups, was the cause on record beside a changed formula."""
+    added = [row("optimizer", "hyperparameter", "SGD", value, path=f"[0]['{key}']") for key, value in ADDED.items()]
+    other = [[*(each for each in rows if "'lr'" not in str(each)), *added] for rows in train(lr=0.1)]
+    result = compare(train(), other)
+    assert (result.first.site.kind, result.first.reason) == (Kind.PARAM, "optimizer")
+    codes = {one.code for one in result.explains}
+    assert "hyperparameter-elsewhere" in codes
+    assert "hyperparameter" not in codes
+    assert "warm None -> 0" in result.sentence.partition("ikely: ")[2]
 
 
 def test_of_two_names_for_one_place_that_of_a_comes_first(compare):

@@ -164,7 +164,7 @@ def file_of(module: object) -> str:
 
 def is_generated(path: str) -> bool:
     """Whether a file lies in a cache of Inductor or Triton: an environment variable's directory, or the usual one."""
-    caches = filter(None, map(os.environ.get, ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")))
+    caches = filter(None, (os.environ.get("TORCHINDUCTOR_CACHE_DIR"), os.environ.get("TRITON_CACHE_DIR")))
     if os.path.realpath(path).startswith(tuple(os.path.realpath(cache) + os.sep for cache in caches)):
         return True
     return any(part == ".triton" or part.startswith("torchinductor_") for part in Path(path).parts)

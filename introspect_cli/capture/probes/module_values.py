@@ -44,6 +44,7 @@ class ModuleValues:
     """Records inputs and outputs of modules.
 
     Attributes:
+        kinds: of inputs and outputs, those that are recorded.
         inputs: whether anybody wants to know of inputs.
         outputs: and of outputs.
         on_value: hears of every tensor that goes in or comes out; None where nobody does.
@@ -54,12 +55,12 @@ class ModuleValues:
         self._context = context
         self._recorder = context.recorder
         self._gradients, self._take = gradients, gradients.take
-        self._kinds_of = {
-            of: tuple(kind if kind in context.kinds else None for kind in (of, gradient))
-            for of, gradient in GRADIENT_OF.items()
-        }
-        """By kind of value, that kind and the kind of its gradients; None for one that is not recorded."""
-        self.inputs, self.outputs = (any(self._kinds_of[kind]) for kind in (Kind.INPUT, Kind.OUTPUT))
+        kinds = context.kinds
+        self._gradient_of = {of: gradient for of, gradient in GRADIENT_OF.items() if gradient in kinds}
+        self.kinds = frozenset(kind for kind in GRADIENT_OF if kind in kinds)
+        self._kinds_of = {kind: (kind if kind in kinds else None, self._gradient_of.get(kind)) for kind in GRADIENT_OF}
+        self.inputs = Kind.INPUT in {*self.kinds, *self._gradient_of}
+        self.outputs = Kind.OUTPUT in {*self.kinds, *self._gradient_of}
         self.on_value: Callable[[ModuleState, Kind, str, torch.Tensor], None] | None = None
 
     def listen(self, listener: Callable[[ModuleState, Kind, str, torch.Tensor], None]) -> None:
@@ -112,19 +113,27 @@ class ModuleValues:
 
     def _record_other(self, at: At, prefix: str, value: Any) -> None:
         """`record` of what may be more than a plain tensor, hidden from what the script watches calls with."""
-        leaves = [(prefix + path, leaf) for path, leaf in flatten(value)]
-        tensors = [(path, leaf) for path, leaf in leaves if issubclass(type(leaf), torch.Tensor)]
-        styles = at.state.styles or () if at.kind is Kind.INPUT else ()
-        shares = [(path, torch_distributed.share(leaf, path, styles)) for path, leaf in tensors if at.state.tagged]
-        placed = {path: share for path, share in shares if share is not None}
-        if self._kinds_of[at.kind][0] is not None:
-            shown = [pair for pair in leaves if issubclass(type(pair[1]), torch.Tensor) or is_plain(type(pair[1]))]
-            sites = [self._site(at, path) for path, _ in shown]
-            self._recorder.emit_many(sites, [placed.get(path, leaf) for path, leaf in shown])
-        for path, leaf in tensors:
-            self._note_tensor(at, path, leaf, placed.get(path))
+        cls = type(value)
+        if issubclass(cls, torch.Tensor):
+            styles = at.state.styles or () if at.kind is Kind.INPUT else ()
+            placed = torch_distributed.share(value, prefix, styles) if at.state.tagged else None
+            if at.kind in self.kinds:
+                self._recorder.emit(self._site(at, prefix), value if placed is None else placed)
+            self._note_tensor(at, prefix, value, placed)
+            return
+        if is_plain(cls):
+            if at.kind in self.kinds:
+                self._recorder.emit(self._site(at, prefix), value)
+            return
+        leaves = flatten(value)
+        if at.kind in self.kinds:
+            shown = [leaf for leaf in leaves if issubclass(type(leaf[1]), torch.Tensor) or is_plain(type(leaf[1]))]
+            self._recorder.emit_many([self._site(at, prefix + path) for path, _ in shown], [leaf for _, leaf in shown])
+        for path, leaf in leaves:
+            if issubclass(type(leaf), torch.Tensor):
+                self._note_tensor(at, prefix + path, leaf)
 
-    def _note_tensor(self, at: At, path: str, value: torch.Tensor, placed: Placed | None) -> None:
+    def _note_tensor(self, at: At, path: str, value: torch.Tensor, placed: Placed | None = None) -> None:
         """Have a tensor's gradient recorded when it comes, and call the listener, if there is one, with the tensor.
 
         The gradient only if its kind is recorded, the tensor requires one, and gradients are on.
@@ -135,7 +144,7 @@ class ModuleValues:
             value: the tensor.
             placed: the same as one rank's share of a whole; None for a whole tensor.
         """
-        gradient = self._kinds_of[at.kind][1]
+        gradient = self._gradient_of.get(at.kind)
         if gradient is not None and value.requires_grad and torch.is_grad_enabled():
             site = self._site(at._replace(phase=Phase.BACKWARD, kind=gradient), path)
             if placed is None:

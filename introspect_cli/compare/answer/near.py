@@ -147,7 +147,7 @@ def clues_of(at: View | None, ending: Raised | None) -> Clues:
     if at.dtypes:
         words |= {*at.dtypes, "autocast", "to", "half", "float", "dtype"}
     for change in at.tuned:
-        words |= {change.name.rpartition(".")[2], change.about}
+        words |= {change.name.rpartition(".")[2], change.about} if None not in (change.a, change.b) else set()
     for name in (*names[:1], *at.unseen_inside):
         keys = {key for key, _, _ in at.attributes(name)}
         words |= keys | {at.modules[name].module_class} if keys else keys

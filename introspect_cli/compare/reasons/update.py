@@ -110,16 +110,16 @@ def find_fresh_state(at: View) -> Iterator[Finding]:
 def find_hyperparameters(at: View) -> Iterator[Finding]:
     """Finding for each hyper-parameter of `View.tuned`: on record where it alone explains the update.
 
-    Likely are those of some groups only, those that choose a kernel, notes of a script (`_FACTOR`), and all where
-    anything else may explain it: evidence was not observed, other optimizers step, gradients were not added up, or the
-    state is fresh.
+    Likely are those of some groups only, those that one run lacks, those that choose a kernel, notes of a script
+    (`_FACTOR`), and all where anything else may explain it: evidence was not observed, other optimizers step, gradients
+    were not added up, or the state is fresh.
     """
     one, two = at.optimizers
     others = bool(with_state(at.cause.evidence, Known.UNSEEN) or at.cause.rests_on(Thing.GRADIENT_SUM))
     others = others or bool(one and two and one != two) or any(find_fresh_state(at))
     for change in at.tuned:
-        alone = change.name == change.about and not chooses_kernel(change.name) and not change.name.startswith(_FACTOR)
-        code = "hyperparameter" if alone and not others else "hyperparameter-elsewhere"
+        slight = None in (change.a, change.b) or chooses_kernel(change.name) or change.name.startswith(_FACTOR)
+        code = "hyperparameter" + "-elsewhere" * (change.name != change.about or slight or others)
         yield found(code, name=change.name, a=change.a, b=change.b)
 
 

@@ -195,7 +195,7 @@ class View:
         held = self.setup.groups_of(self.site.fqn) if compared else None
         changes = hyperparameter_changes(self.table, self.step.last_text, held) if held is not None else []
         if not offset or "lr" in recorded:
-            later = recorded if offset or held else {change.name for change in changes}
+            later = {change.name for change in changes} | (recorded if offset or held else set())
             changes += [change for change in self.setup.changes_for(self.site.fqn) if change.name not in later]
         names, told = {change.about for change in changes}, bool(changes)
         others = (change for change in every if change.about not in names)
