@@ -28,6 +28,7 @@ import struct
 import time
 import zlib
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from introspect_cli.errors import NoRunError, StoreError
@@ -353,7 +354,7 @@ def read_ranges(wanted: Sequence[Range]) -> list[bytes | StoreError]:
             out.append(b"".join(map(CACHE.__getitem__, keys))[first : first + each.end - each.begin])
         else:
             out.append(failed[each.name])
-    for key in [*CACHE][: max(len(CACHE) - _LARGEST_CACHE // _BLOCK, 0)]:
+    for key in list(islice(CACHE, max(len(CACHE) - _LARGEST_CACHE // _BLOCK, 0))):
         del CACHE[key]
     return out
 

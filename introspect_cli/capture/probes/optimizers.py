@@ -217,10 +217,11 @@ class OptimizerProbe(GuardedProbe):
         names: list[ParameterName] = []
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
-                alone = variables.get(id(parameter)) or f"{self._name(optimizer)}.group{number}.{position}"
-                kind = type(optimizer).__name__
-                names.append(known(parameter) or all_names.parameters.name_alone(parameter, alone, kind))
-                names[-1].add_holder(optimizer, (number, position))
+                if (name := known(parameter)) is None:
+                    alone = variables.get(id(parameter)) or f"{self._name(optimizer)}.group{number}.{position}"
+                    name = all_names.parameters.name_alone(parameter, alone, type(optimizer).__name__)
+                name.add_holder(optimizer, (number, position))
+                names.append(name)
         self._parameters.set(optimizer, ParameterSites(names, parameters, all_names.parameters.replaced))
         self._note_settings(optimizer, [each.fqn for each in names])
 
