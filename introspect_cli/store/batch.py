@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from introspect_cli.derived import derived_stats
 from introspect_cli.records import Given
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.columns import LIMIT_NAMES, SKETCH, absent_column
+from introspect_cli.store.columns import LIMIT_NAMES, SKETCH, VALUE, absent_column
 from introspect_cli.store.files import DamageError
 from introspect_cli.store.names import encode
 from introspect_cli.texts import bounded
@@ -164,12 +164,12 @@ class StepBatch:
     def columns(self, schema: Schema) -> dict[str, Array]:
         """The columns to write, by name, for those of `schema`.
 
-        Where the batch has none of that name, `calls` is 1 in each row and any other an `absent_column`. Columns of the
-        batch that `schema` does not have are not written.
+        Where the batch has none of that name, VALUE counts the rows, `calls` is 1 and any other an `absent_column`.
+        Columns of the batch that `schema` does not have are not written.
         """
         rows = len(self)
         columns: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN} | self.counts | self.floats
-        columns["joined"] = self.how
+        columns["joined"], columns[VALUE] = self.how, np.arange(rows)
         if self.calls is None:
             columns["calls"] = np.ones(rows, np.int64)
         every = [(column, columns.get(column.name)) for column in schema]

@@ -1,8 +1,9 @@
 """Columns of rows: how they lie in a body, written so that numpy alone reads them.
 
-A body is its columns, one after the other, each a run of little-endian numbers, filled up to 8 bytes with zeros. So the
-number of rows fixes where everything lies, and nothing else has to be believed. What only some rows have, their texts
-and what operators were given, follows as lines of JSON.
+A body is its columns, one after the other, each a run of little-endian numbers, filled up to 8 bytes with zeros. Equal
+records, such as one module's output and the next one's input, are there once, by a number each. So the number of
+records and the largest of these numbers fix where everything lies. What only some records have, their texts and what
+operators were given, follows as lines of JSON.
 
 The writer, the reader and `verify` must agree to the byte. So every column and limit is here
 (`docs/reference/store-format.md` says the same in words), and a log names the columns of its rank's records, for
@@ -72,61 +73,68 @@ class Message:
     """The body of a step that is being written, in memory.
 
     A step must cost the training little, and most steps have as many records as the one before, of the same sites: then
-    all of the body is right already but for the numbers. So columns are arrays within the body, for whoever computes
+    all of the body is right already but for the numbers. So columns are arrays in one memory, for whoever computes
     them to fill, and what is put in stays until something else is.
 
     Attributes:
-        rows: how many.
-        columns: by name: arrays within the body.
+        rows: how many records.
+        values: how many rows of the columns behind VALUE count.
+        columns: by name, with as many rows as there are records.
         lines: what follows the columns, each with a line end; see `batch.encode_lines`.
     """
 
     def __init__(self, schema: Schema, rows: int) -> None:
         """A body of zeros, without lines."""
-        self.rows = rows
+        self.rows = self.values = rows
         self.columns: dict[str, Array] = {}
         self.lines: list[bytes] = []
-        self._largest: dict[str, int] = {}
-        sizes = [column.size(rows) for column in schema]
-        memory, at = np.zeros(sum(map(padded, sizes)), np.uint8), 0
-        for column, size in zip(schema, sizes, strict=True):
+        self._schema = schema
+        self._memory: list[Array] = []  # of each column
+        memory, at = np.zeros(sum(padded(column.size(rows)) for column in schema), np.uint8), 0
+        for column in schema:
+            size = column.size(rows)
+            self._memory.append(memory[at : at + padded(size)])
             self.columns[column.name] = column.shaped(memory[at : at + size].view(column.type))
             at += padded(size)
-        self._memory = memory.data
 
     def put(self, name: str, data: Array) -> None:
         """Fill in a column from an array of as many rows (of vectors: shape (rows, width))."""
-        self._largest.pop(name, None)
         self.columns[name][:] = data
 
     def largest(self, name: str) -> int:
-        """The largest number of an integer column that only `put` fills; -1 where there are no rows.
+        """The largest number of an integer column; -1 where there are no rows."""
+        return int(self.columns[name][: self._count(name)].max()) if self.rows else -1
 
-        Cached until the next `put`.
-        """
-        if name not in self._largest:
-            self._largest[name] = int(self.columns[name].max()) if self.rows else -1
-        return self._largest[name]
+    def _count(self, name: str) -> int:
+        return self.rows if name in OF_RECORDS else self.values
 
     def pieces(self) -> Pieces:
         """The memory of the columns itself, not a copy, and the lines, filled up with spaces."""
-        lines = b"".join(self.lines)
-        return [self._memory, lines.ljust(padded(len(lines)))]
+        lines, pieces = b"".join(self.lines), []
+        for column, memory in zip(self._schema, self._memory, strict=True):
+            size = column.size(self._count(column.name))
+            memory[size : padded(size)] = 0
+            pieces.append(memory[: padded(size)].data)
+        return [*pieces, lines.ljust(padded(len(lines)))]
 
 
 def decode_rows(schema: Schema, data: memoryview, rows: int, path: str) -> tuple[dict[str, Array], bytes]:
-    """The columns of a body of so many rows, as views of its bytes, and what follows them; `path` is for messages.
+    """The columns of a body of so many records, and what follows them; `path` is for messages.
 
     Raises:
-        DamageError: the rows need more bytes.
+        DamageError: the rows need more bytes, or a record has no row.
     """
-    columns, at = {}, 0
+    columns, at, count, values = {}, 0, rows, None
     for column in schema:
-        size = column.size(rows)
+        size = column.size(count)
         if at + size > len(data):
             raise DamageError(path, f"column {column.name} is cut short")
-        columns[column.name] = column.shaped(np.frombuffer(data[at : at + size], column.type))
+        numbers = column.shaped(np.frombuffer(data[at : at + size], column.type))
+        columns[column.name] = numbers if values is None else numbers[values]
         at += padded(size)
+        if column.name == VALUE:
+            values = columns.pop(VALUE)
+            count = int(values.max()) + 1 if rows else 0
     return columns, bytes(data[at:])
 
 
@@ -156,7 +164,14 @@ def _schema(described: str) -> Schema:
     return tuple(Column(name, *_TYPES[word]) for name, word in pairs)
 
 
+VALUE = "value"
+"""The column with the row of each record in the columns behind it, where equal records are once."""
+
+OF_RECORDS = ("site", "sequence", VALUE)
+"""Columns that have a row for each record."""
+
 RECORD_COLUMNS = _schema("site uint32, sequence uint32, layout uint32, status uint8, checksum uint64")
+[_VALUES] = _schema(f"{VALUE} uint32")
 [SKETCH] = _schema(f"sketch float32[{SKETCH_SIZE}]")
 WHOLE_COLUMNS = _schema("joined uint8, ranks uint32, calls int64, elements int64")
 """How the records of several ranks became one, in a run that they were put together in; see `batch.StepBatch`."""
@@ -177,6 +192,7 @@ def parse_columns(description: bytes, path: str) -> Schema:
     try:
         names = [name for name, _ in json.loads(description)]
         schema = record_columns(
+            values=VALUE in names,
             stats="mean" in names,
             sketch="sketch" in names,
             sorted_stats=tuple(name for name in names if name in STATISTICS),
@@ -190,11 +206,17 @@ def parse_columns(description: bytes, path: str) -> Schema:
 
 
 def record_columns(
-    *, stats: bool = True, sketch: bool = True, sorted_stats: tuple[str, ...] = (), whole: bool = False
+    *,
+    values: bool = True,
+    stats: bool = True,
+    sketch: bool = True,
+    sorted_stats: tuple[str, ...] = (),
+    whole: bool = False,
 ) -> Schema:
     """The schema of records.
 
     Args:
+        values: with equal records once; not so in runs of earlier versions.
         stats: with the statistics that are always kept.
         sketch: with sketches.
         sorted_stats: names of statistics on request.
@@ -205,4 +227,6 @@ def record_columns(
         for name, statistic in STATISTICS.items()
         if (name in sorted_stats if statistic.on_request else stats)
     ]
-    return (*RECORD_COLUMNS, *kept, *([SKETCH] if sketch else []), *(WHOLE_COLUMNS if whole else ()))
+    of_records, of_values = RECORD_COLUMNS[:2], RECORD_COLUMNS[2:]
+    shared = [_VALUES] if values else []
+    return (*of_records, *shared, *of_values, *kept, *([SKETCH] if sketch else []), *(WHOLE_COLUMNS if whole else ()))

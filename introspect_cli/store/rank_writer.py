@@ -20,7 +20,7 @@ import numpy as np
 from introspect_cli.errors import StoreError
 from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Site, SiteInfo
 from introspect_cli.store.batch import given_line, text_line
-from introspect_cli.store.columns import LIMIT_BATCH, LIMIT_NAMES, Message, described
+from introspect_cli.store.columns import LIMIT_BATCH, LIMIT_NAMES, VALUE, Message, described
 from introspect_cli.store.documents import encode_labels
 from introspect_cli.store.files import reason
 from introspect_cli.store.frames import (
@@ -213,8 +213,10 @@ class RankWriter:
         size = sum(map(len, data))
         if size > LIMIT_BATCH or sum(map(len, message.lines)) > LIMIT_NAMES:
             raise StoreError(f"one step has more records than a store holds ({LIMIT_BATCH >> 20} MB of them)")
-        site = columns["site"]
-        digest = step_digest(self._keys[site], columns["checksum"], columns["status"], self._setting[site])
+        site, value = columns["site"], columns[VALUE]
+        digest = step_digest(
+            self._keys[site], columns["checksum"][value], columns["status"][value], self._setting[site]
+        )
         if labels:
             frames.append(Frame(LABELS, [encode_labels(labels)], step=step))
         end = self._log.commit([*frames, Frame(STEP, data, message.rows, step, digest)])

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 PIECE: Final = 1 << 20
 """Elements of a piece of an array that is read piece by piece: a whole number of the kernels' chunks."""
 
-_SEEN: Final = np.zeros(1, np.uint8)
-"""All of a row counts."""
+_ZERO: Final = np.zeros(1, np.uint64)
+"""Slot and layout of the only row, of which all counts and was observed."""
 _KEPT: Final = tuple(name for name, own in STATISTICS.items() if not own.on_request)
 
 
@@ -120,7 +120,8 @@ def _summary_of_row(total: r.Rows, dtype: str, shape: tuple[int, ...]) -> Summar
     order = (columns.get(name) for name in k.COLUMNS)
     places = np.array([0 if column is None else column.ctypes.data for column in order], np.uint64)
     block, head = np.array([total.ctypes.data]), np.array([checksum.header(dtype, shape)], np.uint64)
-    k.KERNELS.columns(block.ctypes.data, 1, 0, head.ctypes.data, _SEEN.ctypes.data, 1, places.ctypes.data)
+    zero = _ZERO.ctypes.data
+    k.KERNELS.columns(block.ctypes.data, 1, zero, head.ctypes.data, zero, zero, zero, 1, 0, places.ctypes.data)
     stats = {name: float(columns[name][0]) for name in _KEPT if not np.isnan(columns[name][0])}
     return Summary(
         Status.OBSERVED,

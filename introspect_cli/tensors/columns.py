@@ -160,7 +160,9 @@ class Columns:
     """Arrays of n records, each record of one slot.
 
     Attributes:
-        arrays: "checksum", and those that are wanted of "status", statistics and "sketch", by name.
+        arrays: "checksum", and those that are wanted of "layout", "status", statistics and "sketch", by name. With
+            "value", equal records are there once, and it has the row of each.
+        rows: how many rows of the others count.
         slots: the slot of each record; another list when it has changed.
         layout: the number of each record's layout, uint32 (n,); another array when it has changed.
         texts: of records that have one, by record.
@@ -168,13 +170,13 @@ class Columns:
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         """Note the addresses of these arrays, of the store's types, which must never move; `fill` writes to them."""
-        self.arrays = arrays
+        self.arrays, self.rows = arrays, 0
         self.slots: list[int] = []
         self.layout = np.zeros(0, np.uint32)
         self.texts: dict[int, str] = {}
         self._facts: Facts | None = None  # that what follows is made of
         self._noted: list[tuple[int, int]] = []
-        self._picked: tuple[Array, Array, Array] = (np.zeros(0),) * 3
+        self._picked: tuple[Array, ...] = ()
         self._addresses: tuple[int, ...] = ()
         order = (arrays.get(name) for name in kernels.COLUMNS)
         # where the kernels put each column, 0 for those not wanted
@@ -196,14 +198,16 @@ class Columns:
         if facts is not self._facts or slots != self.slots:
             self._set_unchanging(facts, slots)
         rows = arena.block_addresses, arena.rows_per_block
-        kernels.KERNELS.columns(*rows, *self._addresses, len(slots), self._targets.ctypes.data)
+        places = self.arrays.get("value")
+        placed = 0 if places is None else places.ctypes.data
+        self.rows = kernels.KERNELS.columns(*rows, *self._addresses, len(slots), placed, self._targets.ctypes.data)
         for record, slot in self._noted:
             if slot in fixed:
-                self.arrays["checksum"][record] = fixed[slot]
+                self.arrays["checksum"][record if places is None else places[record]] = fixed[slot]
         self.texts = {record: texts[slot] for record, slot in self._noted if texts[slot]}
 
     def _set_unchanging(self, facts: Facts, slots: list[int]) -> None:
-        """Set what stays the same while `facts` and `slots` do: layouts, status, headers, which records have texts.
+        """Set what stays the same while `facts` and `slots` do: layouts, headers, which records have texts.
 
         Args:
             facts: of all rows.
@@ -212,9 +216,7 @@ class Columns:
         self._facts = None
         pick = np.array(slots, np.uint32)
         self.layout = facts.layout_index[pick]
-        if "status" in self.arrays:
-            self.arrays["status"][:] = facts.status[pick]
-        self._picked = picked = (pick, facts.headers[pick], facts.seen[pick])
+        self._picked = picked = (pick, facts.headers[pick], facts.seen[pick], facts.status[pick], self.layout)
         self._addresses = tuple(array.ctypes.data for array in picked)
         self._noted = [(record, slot) for record, slot in enumerate(slots) if slot in facts.made_of[1]]
         self.slots = slots

@@ -10,10 +10,11 @@ be captured. Its functions take integers only, addresses among them:
   elements into a row. `layout`: address of `dims` sizes and as many strides; `blocks`: of memory for CHUNK elements for
   each thread. 0, and nothing is done, without memory.
 - `glance(address, size)`: 64 bits that depend on bytes at places spread over `size` bytes, on all if they are few.
-- `columns(blocks, each, slots, headers, seen, count, columns)`: what follows from `count` rows, into columns. `blocks`:
-  address of the addresses of blocks of `each` rows. `slots`: address of the rows' numbers, 32 bits each; 0 for the
-  first ones. `headers` and `seen`: of the rows that are taken. `columns`: address of the columns' addresses, in the
-  order of `COLUMNS`, 0 for what is not wanted.
+- `columns(blocks, each, slots, headers, seen, status, layouts, count, places, columns)`: what follows from `count`
+  records, into columns; how many rows those have then. `blocks`: address of the addresses of blocks of `each` rows.
+  `slots`: address of the records' rows, 32 bits each; `headers` to `layouts`: of what is known beside. `places`: gets
+  the row in the columns of each record, 32 bits each, equal ones the same; 0 for a row each. `columns`: address of the
+  columns' addresses, in the order of `COLUMNS`, 0 for what is not wanted.
 - `watch_generator(number, words, position, spare, flag)`: where a Mersenne twister lies (see `generators`).
 - `generators_moved()`: a bit for each of them that has moved since `generator_state(number)`, 64 bits of its state.
 - `levels()` that this processor can run, the best one last; `use(level)` takes another than the best.
@@ -48,7 +49,7 @@ MAX_DIMS: Final = 16
 LINES: Final = 16
 """Rows that a chunk has at least where the kernels copy: a cache line of a transposed source serves them all."""
 
-COLUMNS: Final = ("checksum", *STATISTICS, "sketch")
+COLUMNS: Final = ("layout", "status", "checksum", *STATISTICS, "sketch")
 """Columns that `columns` computes from rows, in the order of columns.h; defined in columns.cpp."""
 
 STATS: Final = 1

@@ -144,9 +144,10 @@ PyObject *py_glance(PyObject *, Arguments a, Py_ssize_t n) {
     return function<2>(a, n, KEPT, [](const u64 *w) { return i64(glance((const char *)w[0], i64(w[1]))); });
 }
 PyObject *py_columns(PyObject *, Arguments a, Py_ssize_t n) {
-    return function<7>(a, n, KEPT, [](const u64 *w) {
-        columns_of((const Row *const *)w[0], i64(w[1]), (const u32 *)w[2], (const u64 *)w[3], (const u8 *)w[4], i64(w[5]), (void *const *)w[6]);
-        return i64(0);
+    return function<10>(a, n, KEPT, [](const u64 *w) {
+        const auto seen = (const u8 *)w[4], status = (const u8 *)w[5];
+        const Records all{(const Row *const *)w[0], i64(w[1]), (const u32 *)w[2], (const u64 *)w[3], seen, status, (const u32 *)w[6], i64(w[7])};
+        return columns_of(all, (u32 *)w[8], (void *const *)w[9]);
     });
 }
 PyObject *py_levels(PyObject *, PyObject *) {

@@ -22,7 +22,7 @@ from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.records import Kind, Layout, ModuleInfo, Phase, Site, SiteInfo
 from introspect_cli.store.documents import dump
 from introspect_cli.store.files import HEADS, LOG
-from introspect_cli.store.frames import HEAD, LAYOUTS, MODULES, SITES, START, STEP, begin_log
+from introspect_cli.store.frames import COLUMNS, HEAD, LAYOUTS, MODULES, SITES, START, STEP, begin_log
 from introspect_cli.store.run import RunState, open_run
 from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.store.verify import verify_run
@@ -339,10 +339,29 @@ def test_the_attacks_would_notice_and_forging_changes_nothing(tmp_path):
     assert clumsy_problem((state, fixed, longer), tmp_path / "run") == "a run that lost steps is called complete"
 
 
+def test_a_run_of_an_earlier_version_with_a_row_for_each_record_is_read(tmp_path):
+    path = write_run(tmp_path / "run", steps(3))
+    before = content(path)
+
+    def earlier(frame):
+        body = b"".join(frame.body)
+        if frame.kind == COLUMNS:
+            body = body.replace(b'["value","uint32"],', b"").rstrip()
+        elif frame.kind == STEP:  # of each column four bytes a row, filled up to 8
+            size = -(-frame.rows // 2) * 8
+            body = body[: 2 * size] + body[3 * size :]
+        return [frame._replace(body=[body])]
+
+    rewrite(path / "rank0", earlier)
+    assert content(path) == before
+
+
 def numbered(column, value):
     def change(frame):
         data = bytearray(b"".join(frame.body))
-        at = {"site": 0, "layout": 48, "status": 72}[column]  # of five rows, each column filled up to 8 bytes
+        at = {"site": 0, "value": 48, "layout": 72, "status": 96}[
+            column
+        ]  # of five rows, each column filled up to 8 bytes
         data[at : at + len(value)] = value
         return [frame._replace(body=[bytes(data)])] if frame.kind == STEP else [frame]
 
@@ -352,6 +371,7 @@ def numbered(column, value):
 FORGED = {
     "a site": (numbered("site", b"\xff\xff\xff\x7f"), "names a site, layout or status that is not there"),
     "a layout": (numbered("layout", b"\xff\xff\xff\x7f"), "names a site, layout or status that is not there"),
+    "a value": (numbered("value", b"\xff\xff\xff\x7f"), "is cut short"),
     "a status": (numbered("status", b"\x09"), "names a site, layout or status that is not there"),
     "rows": (lambda frame: [frame._replace(rows=frame.rows + 9)], "is cut short|has another length|out of order"),
     "no sites": (without(SITES), "names a site, layout or status that is not there"),

@@ -23,6 +23,7 @@ from introspect_cli.capture.recording.keeping import Records
 from introspect_cli.capture.recording.rows import EndedStep, Row, SavedTensor, Sites, StepBlock, save_tensor
 from introspect_cli.errors import StoreError
 from introspect_cli.schedule.rules import ALWAYS, NEVER
+from introspect_cli.statistics import STATISTICS
 from introspect_cli.tensors.kernels import KERNELS, numbers_of
 from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.views import in_memory
@@ -368,7 +369,8 @@ class Recorder:
         if policy.wants_values:
             kinds = np.array([self._sites.of[site].kind.value for site in block.sites])
             layouts, layout = self.summarizer.layouts, block.columns.layout
-            records = Records(kinds, block.columns.arrays, lambda row: layouts[layout[row]].numel)
+            values = {name: block.of_records(name) for name in block.columns.arrays if name in STATISTICS}
+            records = Records(kinds, values, lambda row: layouts[layout[row]].numel)
         expiry = policy.keep(ended.step, records)
         if expiry == NEVER:
             return

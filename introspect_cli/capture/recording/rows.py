@@ -113,7 +113,7 @@ class Row(NamedTuple):
 # step costs the script what is done again for it. So the block of a step that was written serves for the next with as
 # many records, and only what differs is put into it.
 
-_NOT_SUMMARISED = ("site", "sequence", "layout")
+_NOT_SUMMARISED = ("site", "sequence")
 
 
 class SavedTensor(NamedTuple):
@@ -187,6 +187,10 @@ class StepBlock:
         self._slots = self._slots if slots == self._slots else slots.copy()
         self.rows = summarizer.end_step((self.columns, self._slots))
 
+    def of_records(self, name: str) -> Any:
+        """What a column has of each record; call it once the summaries are there."""
+        return self.columns.arrays[name][self.columns.arrays["value"]]
+
     def saved(self, *, always: bool) -> dict[int, torch.Tensor]:
         """Copies by checksum: those for `--save-tensors` if `always`, else the black box's.
 
@@ -195,18 +199,18 @@ class StepBlock:
         """
         kept = [saved for saved in self.ended.saved if saved.always is always and saved.value.layout is torch.strided]
         at = {slot: at for at, slot in enumerate(self._slots)} if kept else {}
-        checksums = self.columns.arrays["checksum"]
+        checksums = self.of_records("checksum")
         pairs = ((int(checksums[at[saved.slot]]), saved.value) for saved in kept if saved.slot in at)
         return {checksum: value for checksum, value in pairs if checksum}
 
     def complete(self) -> Message:
-        """Put sites, layouts, texts and operators' inputs in the message where they differ from the last step's.
+        """Put sites, texts and operators' inputs in the message where they differ from the last step's.
 
         Returns it.
         """
         message, texts, given = self.message, self.columns.texts, self.ended.given
+        message.values = self.columns.rows
         self._renew("site", self.sites, lambda: message.put("site", np.array(self.sites, np.uint32)))
-        self._renew("layout", self.columns.layout, lambda: message.put("layout", self.columns.layout))
         self._renew("text", texts, lambda: message.lines.__setitem__(0, text_line(texts)))
         self._renew("given", given, lambda: message.lines.__setitem__(1, given_line(given)))
         return message
