@@ -445,12 +445,12 @@ def _counters(at: At) -> Values:
 
 def _given(at: At) -> Values:
     """Checksums of the last batch of each loader; without any on record, of what root modules are given last."""
-    sites, batch, values = at.sites, at.batch, Values()
+    sites, values = at.sites, Values()
     for kind, phase in ((Kind.BATCH, Phase.DATA), (Kind.INPUT, Phase.FORWARD)):
         values = values or {
-            (sites.path[number], f"{kind.value} of {sites.fqn[number]}", ""): int(batch.checksum[row])
+            (sites.path[number], f"{kind.value} of {sites.fqn[number]}", ""): int(at.batch.checksum[row])
             for row, number in at.rows([kind], phase)
-            if batch.status[row] == Status.OBSERVED and (kind is Kind.BATCH or "." not in sites.fqn[number])
+            if at.batch.status[row] == Status.OBSERVED and (kind is Kind.BATCH or "." not in sites.fqn[number])
         }
     return values
 

@@ -445,8 +445,8 @@ SWEPT = (
     "an error in a closure",
 )
 OPTIONS = {"an error in a backward pass": ("--level", "op")}
-LOG = re.compile(rb"^([VIWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ ", re.MULTILINE)
-"""How torch's log begins a line: the day, the instant, the process."""
+LOG = re.compile(rb"^([VIWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ |(?<=^  \[Previous line repeated )\d+", re.MULTILINE)
+"""How torch's log begins a line (the day, the instant, the process), and how deep a recursion was."""
 
 
 @pytest.mark.parametrize("name", sliced(SCRIPTS, [name for name in SCRIPTS if name not in SWEPT]))

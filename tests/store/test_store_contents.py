@@ -53,6 +53,13 @@ def test_a_learning_rate_that_is_no_number_is_not_published(tmp_path):
     assert problem(["publish", str(tmp_path / "a"), str(tmp_path / "b")]) is None
 
 
+def test_a_run_that_goes_on_at_a_step_that_the_other_lacks_is_compared(tmp_path):
+    for name in ("a", "b"):
+        build(tmp_path / name, 1823, other=name == "b")
+    arguments = ["diff", str(tmp_path / "b"), str(tmp_path / "a"), "--offset", "1", "--rename", "GPT=X"]
+    assert problem(arguments) is None
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("hundred", range(10))
 def test_many_hostile_contents_end_in_a_sentence(hundred):

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from kernel_values import EIGHTS, EVERY, STRIDED, example, expected_row
+from kernel_values import COMPLEX, EIGHTS, EVERY, STRIDED, example, expected_row
 from kernel_values import assert_same as close
 from sweeps import sliced
 
@@ -108,7 +108,7 @@ FEW = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, to
 
 
 @pytest.mark.parametrize("count", sliced([2, 15, 16, 17, 511, 512, 2047, 2048, 2049, 2500, 70_003], [2500]))
-@pytest.mark.parametrize("dtype", sliced(EVERY, FEW), ids=str)
+@pytest.mark.parametrize("dtype", sliced([each for each in EVERY if each is not torch.complex32], FEW), ids=str)
 def test_every_type_and_many_sizes(made, dtype, count):
     x = example(dtype, (count,))
     assert_same(made.one(x), expected_row(x))
@@ -168,9 +168,7 @@ def test_no_other_layout_is_taken_for_matrices(made, x):
 
 
 @pytest.mark.parametrize("first", sliced([1, 16, 511, 512, 3000, (1 << 33) + 77, (1 << 40) + 512], (1, (1 << 33) + 77)))
-@pytest.mark.parametrize(
-    "dtype", sliced([torch.float32, torch.bfloat16, torch.float64, torch.complex64], (torch.float32,)), ids=str
-)
+@pytest.mark.parametrize("dtype", sliced([torch.float32, torch.bfloat16, torch.float64], (torch.float32,)), ids=str)
 def test_elements_are_keyed_by_their_index_in_the_whole(made, dtype, first):
     x = example(dtype, (1100,))
     assert_same(made.one(x, first), at(first, x))
@@ -230,11 +228,20 @@ LENGTHS = [16, 500, 2048, 2049, 6144, 70_000]
 
 
 @pytest.mark.parametrize("count", sliced(LENGTHS, (2049, 6144)))
-@pytest.mark.parametrize("dtype", sliced(EVERY, (torch.float32, torch.bfloat16, torch.int64, torch.uint8)), ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    sliced(
+        [each for each in EVERY if each not in COMPLEX],
+        (torch.float32, torch.bfloat16, torch.int64, torch.uint8),
+    ),
+    ids=str,
+)
 def test_a_lean_row_is_the_full_one_but_for_what_it_leaves_out(made, dtype, count):
     x = example(dtype, (count,))
     lean, full = made.one(x, lean=True), made.one(x)
-    assert np.isnan(lean.view(np.float64)[0, LEFT_OUT]).all() or not launch.ELEMENTS.get(str(dtype)[6:], True)
+    left = lean.view(np.float64)[0, LEFT_OUT]
+    assert np.isnan(left[2:]).all()
+    assert np.isnan(left[:2]).all() or lean.view(np.float64)[0, r.M2] == 0
     lean[0, LEFT_OUT] = full[0, LEFT_OUT]
     assert_same(lean, full)
 
