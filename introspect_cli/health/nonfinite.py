@@ -152,14 +152,15 @@ def underflow(table: Table) -> Iterator[Hit]:
     gradients = table.pick(Kind.GRAD_INPUT, phase=Phase.BACKWARD)
     halves = [site for site in gradients if table.layout(site).dtype == "float16"]
     for site in require(halves, "float16 gradients"):
-        above = table.of_call(site, Kind.GRAD_OUTPUT)
-        steps, zeros = table.stat(site, "zeros")
-        source = table.stat(above, "zeros")[1] if above is not None else np.zeros(0)
-        lost = np.flatnonzero((zeros > LOST) & (source < KEPT)) if len(zeros) == len(source) else np.zeros(0, np.int64)
+        if (above := table.of_call(site, Kind.GRAD_OUTPUT)) is None:
+            continue
+        (own, zeros), (others, source) = table.stat(site, "zeros"), table.stat(above, "zeros")
+        steps, at, there = np.intersect1d(own, others, return_indices=True)
+        lost = np.flatnonzero((zeros[at] > LOST) & (source[there] < KEPT))
         if len(lost) >= UNDERFLOWS:
-            at = int(lost[0])
-            text = f"{zeros[at]:.0%} of it is zero at step {steps[at]}, {source[at]:.0%} of the one it is from"
-            yield table.hit(site, steps[at], text)
+            first = int(lost[0])
+            parts = f"{zeros[at[first]]:.0%} of it is zero at step {steps[first]}, {source[there[first]]:.0%}"
+            yield table.hit(site, steps[first], f"{parts} of the one it is from")
 
 
 STUCK_STEPS = 20

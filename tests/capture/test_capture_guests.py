@@ -121,22 +121,23 @@ def test_an_exception_that_another_thread_sends_reaches_the_script(tmp_path):
 
 
 def test_tensors_can_be_swapped(tmp_path):
-    net = nn.Linear(4, 4)
-    optimizer = torch.optim.Adam(net.parameters())
+    net, alone = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.Adam([alone, *net.parameters()])
     with watched(tmp_path / "run") as session:
         for _ in range(3):
             x = torch.ones(2, 4, requires_grad=True)
-            net(x).sum().backward()
+            net(x * alone).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
             torch.utils.swap_tensors(net.weight, nn.Parameter(net.weight.detach().clone()))
+            torch.utils.swap_tensors(alone, nn.Parameter(2 * alone.detach()))
             torch.__future__.set_swap_module_params_on_conversion(True)
             try:
                 net.to(torch.float64).to(torch.float32)
             finally:
                 torch.__future__.set_swap_module_params_on_conversion(False)
     assert session._guard.details == []
-    assert {fqn for _, _, fqn, _ in records(tmp_path / "run", "param")} == {"Linear.weight", "Linear.bias"}
+    assert {fqn for _, _, fqn, _ in records(tmp_path / "run", "param")} == {"Linear.weight", "Linear.bias", "Adam.group0.0"}
 
 
 class Hostile:

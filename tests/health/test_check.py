@@ -109,6 +109,20 @@ def test_a_step_that_a_scaler_skipped_is_a_remark(tmp_path):
     assert "error" not in {finding.level.value for finding in result.findings}
 
 
+def test_gradients_of_other_steps_are_not_held_against_each_other(tmp_path):
+    """Where a gradient at the input is zero, that at the output is not on record, and the other way round."""
+    zero, some = np.zeros(64, np.float16), np.ones(64, np.float16)
+
+    def step(number, is_held):
+        lost = number % 2 == 0
+        given = [row("backward", "grad_input", "Net", zero if lost else some)]
+        return [row("backward", "grad_output", "Net", some)] * (is_held or not lost) + given * (is_held or lost)
+
+    for is_held in (True, False):
+        path = write_run(tmp_path / f"{is_held}", [step(number, is_held) for number in range(40)])
+        assert ("underflow" in {finding.rule for finding in found(path).findings}) == is_held
+
+
 def test_ranks_are_folded_and_the_first_is_named(tmp_path):
     rows = [row("loss", "loss", "loss", np.array(np.nan, np.float32))]
     result = found(write_run(tmp_path / "run", [rows], ranks=2))

@@ -33,6 +33,7 @@ from introspect_cli.capture.environment.sources import file_of, has_forward_call
 from introspect_cli.capture.frames import is_introspects, outward
 from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.naming import (
+    ById,
     has_own_call,
     hides,
     is_plain_call,
@@ -79,7 +80,7 @@ class ModuleProbe(GuardedProbe):
         self.values = ModuleValues(context, context.probe(GradientProbe))
         """Recorder of inputs and outputs."""
         self._names, self._draws, self._parts = context.names, context.draws, context.parts
-        self._looked: set[tuple[int, int, Phase]] = set()
+        self._looked: ById[set[tuple[int, Phase]]] = ById()
 
     def stand_in_for_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A replacement of `nn.Module.__call__` that records the call.
@@ -196,9 +197,10 @@ class ModuleProbe(GuardedProbe):
         ours, frames = nn.Module.__module__, outward(sys._getframe(1))  # noqa: SLF001 - the only way to a frame
         callers = filter(lambda each: not is_introspects(each) and each.f_globals.get("__name__") != ours, frames)
         frame = next(callers, None)
-        if frame is None or (key := (id(module), id(frame.f_code), phase)) in self._looked:
+        looked = self._looked.get(module) or set()
+        if frame is None or (key := (id(frame.f_code), phase)) in looked:
             return
-        self._looked.add(key)
+        self._looked.set(module, looked | {key})
         for caller, _ in zip(outward(frame), range(MAX_FRAMES), strict=False):
             is_method = caller.f_code.co_argcount and caller.f_code.co_varnames[0] == "self"
             holder = above.get(id(caller.f_locals.get("self"))) if is_method else None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
 from introspect_cli.capture.naming import ById, parameters_in
@@ -46,7 +47,7 @@ class PerturbProbe(GuardedProbe):
         self._document = context.perturbed = {"seed": self._seed, "parameters": 0, "elements": 0}
         self._met = 0
         self._done: ById[bool] = ById()
-        self._places: set[tuple[int, int, int]] = set()
+        self._places: dict[tuple[int, int, int], StorageWeakRef] = {}
 
     def on_root(self, root: nn.Module) -> None:
         """Move the parameters that require gradients of a model, before its first forward pass with gradients.
@@ -79,9 +80,10 @@ class PerturbProbe(GuardedProbe):
         data = torch.view_as_real(data) if data.is_complex() else data
         shared = any(stride == 0 and size > 1 for stride, size in zip(data.stride(), data.shape, strict=True))
         place = data.untyped_storage().data_ptr(), data.storage_offset(), data.numel()
-        if data.dtype not in _MOVED or shared or place in self._places:
+        known = self._places.get(place)  # of memory that was freed and given out again nothing is known
+        if data.dtype not in _MOVED or shared or (known is not None and not known.expired()):
             return
-        self._places.add(place)
+        self._places[place] = StorageWeakRef(data.untyped_storage())
         # A number for each tensor, not for each rank: copies of a model have to stay copies.
         directions = np.random.Generator(np.random.Philox(key=[self._seed, self._met]))
         self._met += 1

@@ -59,7 +59,7 @@ class StateProbe(GuardedProbe):
         """Fingerprints of tensors when they were recorded, by `id`."""
         self._writes: ById[bool] = ById()
         self._fresh: set[str] = set()
-        self._unheld: list[weakref.ref[torch.Tensor]] = []
+        self._unheld: set[int] = set()
         self._unheld_as_of = -1
         self._step = self._called = -1
         self._own: list[tuple[dict[str, Any], str, torch.Tensor]] = []
@@ -229,18 +229,21 @@ class StateProbe(GuardedProbe):
         self._record(changed, phase, again=True)
 
     def _unheld_parameters(self) -> list[torch.Tensor]:
-        """Live parameters that an optimizer holds and no named module; cached until a name changes.
+        """Parameters that an optimizer holds and no named module; which they are is cached until a name changes.
 
         [] where parameters are not recorded, or are pieces of flat tensors.
         """
         names = self._context.names.parameters
         if Kind.PARAM not in self._context.kinds or self._context.parts.is_active:
             return []
-        if self._unheld_as_of != names.changes:
-            held = [tensor for one in self._context.clock.trained.optimizers() for tensor in parameters_of(one)]
-            alone = [tensor for tensor in held if (name := names.name_of(tensor)) is not None and name.makeshift]
-            self._unheld_as_of, self._unheld = names.changes, list(map(weakref.ref, alone))
-        return [tensor for reference in self._unheld if (tensor := reference()) is not None]
+        is_known = self._unheld_as_of == names.changes
+        if is_known and not self._unheld:
+            return []
+        held = [tensor for one in self._context.clock.trained.optimizers() for tensor in parameters_of(one)]
+        if not is_known:
+            alone = (tensor for tensor in held if (name := names.name_of(tensor)) is not None and name.makeshift)
+            self._unheld_as_of, self._unheld = names.changes, set(map(id, alone))
+        return [tensor for tensor in held if id(tensor) in self._unheld]
 
     def _rewritten(self, contents: Contents) -> Contents:
         """Those of the tensors that were written to since their record, or have none."""
