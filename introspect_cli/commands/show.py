@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from introspect_cli.commands.shared import (
-    DefaultGroup,
-    RunType,
-    Selecting,
-    Written,
-    answer,
-    last_runs,
-    option,
-    takes,
-)
+from introspect_cli.commands.shared import DefaultGroup, RunType, Selecting, Written, answer, last_runs, option, takes
 from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:

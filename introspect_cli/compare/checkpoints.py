@@ -24,15 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.ledger import TENSORS, At, Moment, ledgers, tensor_of
-from introspect_cli.compare.measure import (
-    Layouts,
-    Moments,
-    Records,
-    distances,
-    moments,
-    relative,
-    same_numbers,
-)
+from introspect_cli.compare.measure import Layouts, Moments, Records, distances, moments, relative, same_numbers
 from introspect_cli.compare.names import grouped, owner_of, strip_wrappers
 from introspect_cli.compare.outcome import star
 from introspect_cli.compare.result import DiffResult, Divergence, Verdict

@@ -23,24 +23,10 @@ from introspect_cli.compare.evidence import Cause, Known, worst_of
 from introspect_cli.compare.ledger import TENSORS
 from introspect_cli.compare.match import Correspondence
 from introspect_cli.compare.measure import Ids, Mask, nan_throughout
-from introspect_cli.compare.names import (
-    DISPLACED,
-    grouped,
-    owner_of,
-)
+from introspect_cli.compare.names import DISPLACED, grouped, owner_of
 from introspect_cli.compare.result import DivergenceMap, StripCell, StructureChange
 from introspect_cli.compare.say import told, what
-from introspect_cli.compare.table import (
-    DIFFERENT,
-    EQUAL,
-    KINDS,
-    NOT_SEEN,
-    ONLY_A,
-    ONLY_B,
-    WITHIN,
-    Alignment,
-    Table,
-)
+from introspect_cli.compare.table import DIFFERENT, EQUAL, KINDS, NOT_SEEN, ONLY_A, ONLY_B, WITHIN, Alignment, Table
 from introspect_cli.records import KIND_CODES, SETTING_KINDS, Kind, Phase, Site
 
 if TYPE_CHECKING:

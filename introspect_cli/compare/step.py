@@ -32,15 +32,7 @@ from introspect_cli.compare.measure import (
 from introspect_cli.compare.names import FORWARD, ancestors, grouped, owner_of, tree_at
 from introspect_cli.compare.result import Divergence, Size
 from introspect_cli.compare.say import some
-from introspect_cli.compare.table import (
-    ABSENT,
-    DIFFERENT,
-    FLOWING_BACK,
-    NOT_SEEN,
-    Learned,
-    Table,
-    plain_of,
-)
+from introspect_cli.compare.table import ABSENT, DIFFERENT, FLOWING_BACK, NOT_SEEN, Learned, Table, plain_of
 from introspect_cli.compare.watched import passes_over, ran_unseen
 from introspect_cli.records import SETTING_KINDS, Joined, Kind, ModuleInfo, Phase, Site, Status, Summary
 

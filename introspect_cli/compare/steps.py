@@ -19,13 +19,7 @@ import numpy as np
 
 from introspect_cli.compare.measure import Ids, Layouts, Mask
 from introspect_cli.compare.names import grouped
-from introspect_cli.compare.table import (
-    FLOWING_BACK,
-    MODULE_VALUES,
-    OTHER,
-    columns,
-    unwrapped,
-)
+from introspect_cli.compare.table import FLOWING_BACK, MODULE_VALUES, OTHER, columns, unwrapped
 from introspect_cli.compare.watched import is_list
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Joined, Kind

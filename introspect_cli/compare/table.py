@@ -20,14 +20,7 @@ import numpy.typing as npt
 
 from introspect_cli.compare.measure import Floats, Ids, Layouts, Mask, Records, distances, relative
 from introspect_cli.compare.names import grouped, strip_wrappers, with_ancestors
-from introspect_cli.records import (
-    EVALUATED,
-    KIND_CODES,
-    Kind,
-    Phase,
-    Site,
-    Status,
-)
+from introspect_cli.records import EVALUATED, KIND_CODES, Kind, Phase, Site, Status
 from introspect_cli.selection import selects
 
 if TYPE_CHECKING:

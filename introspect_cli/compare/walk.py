@@ -24,14 +24,7 @@ from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.ledger import TENSORS
 from introspect_cli.compare.measure import Layouts
 from introspect_cli.compare.names import generator_of
-from introspect_cli.compare.outcome import (
-    TRAINED,
-    Heat,
-    RankOutcome,
-    Structure,
-    changes_of,
-    results_agree,
-)
+from introspect_cli.compare.outcome import TRAINED, Heat, RankOutcome, Structure, changes_of, results_agree
 from introspect_cli.compare.passes import PASSES, evaluates, pair, rounding_note, table_of, unused_note
 from introspect_cli.compare.result import Role
 from introspect_cli.compare.resumed import Beginning, beginning_at_resume, lacks_start

@@ -18,14 +18,7 @@ import yaml
 
 from introspect_cli.errors import StoreError
 from introspect_cli.exchange.formats import wanted_records, wanted_steps
-from introspect_cli.exchange.incoming import (
-    Incoming,
-    Row,
-    checksum_of,
-    plain_summary,
-    read_small,
-    scalar_summary,
-)
+from introspect_cli.exchange.incoming import Incoming, Row, checksum_of, plain_summary, read_small, scalar_summary
 from introspect_cli.exchange.symbols import read_tensor, write_tensor
 from introspect_cli.inspect.module_tree import flattened, nested
 from introspect_cli.records import Kind, Layout, Phase, Record, Site, SiteInfo, Status, Summary

@@ -9,18 +9,7 @@ from introspect_cli.compare.say import some
 from introspect_cli.inspect.runs import DEEPEST, RunList, RunRow, command_words
 from introspect_cli.labels import Labels, label_words, step_words
 from introspect_cli.records import Kind, Record, Status, Summary, perturbed_by
-from introspect_cli.render.blocks import (
-    Block,
-    Column,
-    Line,
-    Table,
-    line,
-    number,
-    shape,
-    site_text,
-    statistic,
-    table_of,
-)
+from introspect_cli.render.blocks import Block, Column, Line, Table, line, number, shape, site_text, statistic, table_of
 from introspect_cli.render.json import plain, to_yaml
 from introspect_cli.texts import clean, count, human_size
 

@@ -23,14 +23,7 @@ from introspect_cli.store.batch import given_line, text_line
 from introspect_cli.store.columns import LIMIT_BATCH, LIMIT_NAMES, VALUE, Message, described
 from introspect_cli.store.documents import encode_labels
 from introspect_cli.store.files import reason
-from introspect_cli.store.frames import (
-    BACK,
-    COLUMNS,
-    LABELS,
-    NAMED,
-    STEP,
-    Frame,
-)
+from introspect_cli.store.frames import BACK, COLUMNS, LABELS, NAMED, STEP, Frame
 from introspect_cli.store.log import step_digest
 from introspect_cli.store.names import LAYOUT, MODULE, columns_of, encode, site_columns
 from introspect_cli.sums import content_digest

@@ -137,7 +137,11 @@ def test_tensors_can_be_swapped(tmp_path):
             finally:
                 torch.__future__.set_swap_module_params_on_conversion(False)
     assert session._guard.details == []
-    assert {fqn for _, _, fqn, _ in records(tmp_path / "run", "param")} == {"Linear.weight", "Linear.bias", "Adam.group0.0"}
+    assert {fqn for _, _, fqn, _ in records(tmp_path / "run", "param")} == {
+        "Linear.weight",
+        "Linear.bias",
+        "Adam.group0.0",
+    }
 
 
 class Hostile:

@@ -287,6 +287,40 @@ def test_the_line_that_is_named_first_is_one_that_ran(said, change, first):
     assert [one["b"]["text"].startswith("class Other") for one in found][:-1] == [False] * (len(found) - 1)
 
 
+STEPPED = """
+import torch
+from torch import nn
+
+class Slow(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {{"lr": lr{more}}})
+
+class Fast(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {{"lr": lr{more}}})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad * group["lr"] * {scale})
+
+torch.manual_seed(0)
+net = nn.Linear(4, 4)
+optimizer = Fast(net.parameters(), lr=0.1)
+for step in range(3):
+    net(torch.randn(2, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_statements_of_optimizers_of_which_none_was_built_are_behind(said):
+    train, base = STEPPED.format(more=', "boost": 0', scale=2), STEPPED.format(more="", scale=1)
+    document, _ = said(train=train, base_train=base)
+    scopes = [one["scope"] for one in document["code"]["changes"]]
+    assert scopes == ["Fast.step", "Fast.__init__", "Slow.__init__"]
+
+
 def test_of_two_changes_as_near_as_each_other_the_one_in_which_more_of_what_differs_is_named_comes_first(said):
     document, _ = said(train=CHOSEN.format(**PLAIN | {"warm": 2, "later": 2}), base_train=CHOSEN.format(**PLAIN))
     found = document["code"]["changes"]

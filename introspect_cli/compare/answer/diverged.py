@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.answer.causes import (
-    code_changes,
-    likely_words,
-    ranked_candidates,
-    ranked_code,
-)
+from introspect_cli.compare.answer.causes import code_changes, likely_words, ranked_candidates, ranked_code
 from introspect_cli.compare.answer.compared import (
     cut_short,
     exceptions_of,

@@ -298,7 +298,7 @@ def _computing(
 
 
 _ELSEWHERE = ORDER.index(Nearness.ELSEWHERE), 0
-_BEHIND = ORDER.index(Nearness.BETWEEN)
+_BASES = "Module", "Optimizer"
 
 
 def _nearness(statement: Statement, reach: Sequence[Depths]) -> tuple[int, int]:
@@ -323,8 +323,10 @@ def ranked(code: CodeChanges, at: View | None, ending: Raised | None) -> tuple[R
     """
     clues = clues_of(at, ending)
     sides = [(version := Code(files), _reach(version, at, clues, side)) for side, files in enumerate(code.texts)]
-    classes = {module.module_class for module in at.modules.values()} if at is not None else set()
-    ran = {kind for version, _ in sides for name in classes for kind in version.kinds_of(name)}
+    modules = {module.module_class for module in at.modules.values()} if at is not None else set()
+    built = {name.partition("#")[0] for side in at.setup.named.values() for name in side} if at is not None else set()
+    ran = {kind for version, _ in sides for name in modules | built for kind in version.kinds_of(name)}
+    ran |= {base for base, known in zip(_BASES, (modules, built), strict=True) if known}
     placed = [_ranked_change(one.change, sides, at, clues.words, ran) for one in code.ranked]
     return tuple(sorted(placed, key=_order))
 
@@ -346,7 +348,8 @@ def _ranked_change(
 
     `hits` counts the words of its text that are among `named`, one that changed three times. A change that
     `_only_defines`, or names devices where both runs have the tensor on one, is `_FAR` deeper, has no hits and cannot
-    matter; one in a class of modules of which none is among those that `ran` is BETWEEN at best, without hits.
+    matter; one in a class of modules or optimizers of which none is among those that `ran` is BETWEEN at best, without
+    hits.
     """
     counts = [Counter(re.findall(r"\w+(?:\.\d+)?", side.text if side else "")) for side in (change.a, change.b)]
     words = set((counts[0] - counts[1]) + (counts[1] - counts[0])) or set(counts[0] + counts[1])
@@ -361,18 +364,20 @@ def _ranked_change(
     held = {side.layout.device for side in (at.first.a, at.first.b) if side is not None} if at is not None else ()
     if _only_defines(change, ran) or (len(held) == 1 and all(map(_DEVICE.search, words))):
         return Ranked(change, ORDER[best[0]], best[1] + _FAR, can_matter=False)
-    owners = {name for name in change.scope.split(".") for code, _ in sides if "Module" in code.kinds_of(name) - {name}}
-    idle = bool(ran and owners) and not owners & ran
-    return Ranked(change, ORDER[max(best[0], _BEHIND * idle)], best[1], hits * (not idle), can_matter=matters)
+    bases = ran.intersection(_BASES)
+    owners = {name for name in change.scope.split(".") for code, _ in sides if bases & (code.kinds_of(name) - {name})}
+    idle = bool(owners) and not owners & ran
+    behind = max(best[0], ORDER.index(Nearness.BETWEEN) * idle)
+    return Ranked(change, ORDER[behind], best[1], hits * (not idle), can_matter=matters)
 
 
-_DEFINED = re.compile(r"(?:async )?(def|class) (\w+)(?:\([\w., ]*\bModule\b)?")
+_DEFINED = re.compile(r"(?:async )?(def|class) (\w+)(?:\([\w., ]*\b(Module|Optimizer)\b)?")
 
 
 def _only_defines(change: Change, ran: set[str]) -> bool:
-    """Whether a change adds or removes a whole function that is no method, or a class of modules of which none ran."""
+    """Whether a change adds or removes a whole function that is no method, or a class of which none ran."""
     alone = change.a if change.b is None else change.b if change.a is None else None
     match = _DEFINED.match(alone.text) if alone is not None else None
     if match is None:
         return False
-    return "." not in change.scope if match[1] == "def" else bool(ran) and match[2] not in ran
+    return "." not in change.scope if match[1] == "def" else (match[3] or "Module") in ran and match[2] not in ran

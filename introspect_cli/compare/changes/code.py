@@ -12,14 +12,7 @@ from collections import defaultdict
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from introspect_cli.compare.changes.statements import (
-    BLOCKS,
-    FUNCTIONS,
-    Definition,
-    Statement,
-    statements_of,
-    tree_of,
-)
+from introspect_cli.compare.changes.statements import BLOCKS, FUNCTIONS, Definition, Statement, statements_of, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping

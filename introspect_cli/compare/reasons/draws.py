@@ -19,11 +19,7 @@ from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.passes import pair
 from introspect_cli.compare.reasons.base import cause, evidence_of, is_fed
 from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, finds, found
-from introspect_cli.compare.settings.beginning import (
-    SCRIPT,
-    differing_calls,
-    find_first_event,
-)
+from introspect_cli.compare.settings.beginning import SCRIPT, differing_calls, find_first_event
 from introspect_cli.compare.table import OTHER, Table
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
 

@@ -41,12 +41,7 @@ ROWS: Final = (
         applies=split.split_cause,
         names="accum|micro|batch|loss|reduc|clip|sync",
     ),
-    Reason(
-        "collective",
-        "Ranks sent or received something else.",
-        frozenset({Kind.COLLECTIVE}),
-        left=("sent",),
-    ),
+    Reason("collective", "Ranks sent or received something else.", frozenset({Kind.COLLECTIVE}), left=("sent",)),
     Reason(
         "parts",
         "The ranks of a run do not hold each element of a tensor exactly once.",

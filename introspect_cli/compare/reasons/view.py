@@ -12,10 +12,7 @@ from introspect_cli.compare.settings.beginning import first_difference
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.settings.hyperparameters import Optimizers, hyperparameter_changes, recorded_names
 from introspect_cli.compare.step import unseen_inside
-from introspect_cli.compare.table import (
-    KINDS,
-    OTHER,
-)
+from introspect_cli.compare.table import KINDS, OTHER
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, Phase
 
 if TYPE_CHECKING:

@@ -17,11 +17,7 @@ import yaml
 
 from introspect_cli.compare.result import SettingChange
 from introspect_cli.compare.settings import beginning
-from introspect_cli.compare.settings.differences import (
-    READ,
-    paired,
-    unequal_values,
-)
+from introspect_cli.compare.settings.differences import READ, paired, unequal_values
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, Optimizers, optimizer_differences
 from introspect_cli.texts import begin_alike, clean, gpu_names
 
