@@ -60,7 +60,7 @@ EXTENSIONS: Final = [
         ],
         depends=[
             f"{PROBES}/probes.h",
-            *(f"{FOLDER}/{name}.h" for name in ("calls", "lanes", "limited", "objects", *_BOTH)),
+            *(f"{FOLDER}/{name}.h" for name in ("calls", "lanes", "limited", "objects", "room", *_BOTH)),
         ],
         py_limited_api=True,
         optional=True,

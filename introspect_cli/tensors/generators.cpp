@@ -2,6 +2,8 @@
 // state copies five kilobytes; this runs twice for every call of a module.
 #include "generators.h"
 
+#include "calls.h"
+
 namespace {
 
 constexpr int WORDS = 624, MOST = 4;
@@ -26,12 +28,8 @@ bool moved(const Twister &t) {
 }  // namespace
 
 PyObject *watch_generator(PyObject *, PyObject *const *a, Py_ssize_t n) {
-    if (n != 5) return PyErr_Format(PyExc_TypeError, "expected 5 arguments");
     u64 w[5];
-    for (int i = 0; i < 5; i++) {
-        w[i] = PyLong_AsUnsignedLongLong(a[i]);
-        if (PyErr_Occurred()) return nullptr;
-    }
+    if (!integers(a, n, 5, w)) return nullptr;
     if (w[0] >= MOST) return PyErr_Format(PyExc_ValueError, "at most %d generators", MOST);
     Twister &t = TWISTERS[w[0]];
     t = {(const u32 *)w[1], (const u32 *)w[2], (const u64 *)w[3], (const char *)w[4], 0, 0, 0, 0};

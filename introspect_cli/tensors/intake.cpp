@@ -16,8 +16,6 @@
 #include "tensor.h"
 
 #include <cstdlib>
-#include <cstring>
-#include <initializer_list>
 
 namespace {
 
@@ -33,6 +31,12 @@ struct Intake {
     Objects tensors;          // the same
     Shapes shapes;
     Large large;
+
+    void free() {
+        for (PyObject *one : held) Py_DecRef(one);
+        for (PyObject *one : into) Py_DecRef(one);
+        Py_DecRef(sites), Py_DecRef(slots), tensors.free(), std::free(shapes.table);
+    }
 };
 
 bool is_plain(const Intake *self, PyObject *tensor) {
@@ -46,12 +50,7 @@ bool look(Intake *self, PyObject *tensor, Look &found) {
 }
 
 // Whether no mode of the script's would see what is asked by way of Python: none sees those that torch's C functions answer.
-bool unseen(Intake *self) {
-    PyObject *answer = PyObject_CallNoArgs(self->held[MODES]);
-    const bool none = answer && PyLong_AsLongLong(answer) == 0;
-    if (answer) Py_DecRef(answer);
-    return !PyErr_Occurred() ? none : (PyErr_Clear(), false);
-}
+bool unseen(Intake *self) { return integer(PyObject_CallNoArgs(self->held[MODES])) == 0; }
 
 // Whether the elements are there, as they are: no lazy negation, and a storage that nobody has freed under the tensor.
 bool is_there(const Look &found) {
@@ -68,7 +67,7 @@ struct Room {
     explicit Room(PyObject *&place) : home(place), numbers(place ? place : new_numbers(nullptr, nullptr)) { home = nullptr; }
     ~Room() {
         if (numbers) clear_numbers(numbers);
-        if (home && numbers) Py_DecRef(numbers);  // somebody else has put other room back meanwhile
+        if (home) Py_DecRef(numbers);  // somebody else has put other room back meanwhile
         else home = numbers;
     }
 };
@@ -114,14 +113,13 @@ PyObject *set_into(PyObject *object, PyObject *const *arguments, Py_ssize_t give
     for (int i = 0; i < INTO; i++) {
         PyObject *before = self->into[i];
         self->into[i] = given ? Py_NewRef(arguments[i]) : nullptr;
-        if (before) Py_DecRef(before);
+        Py_DecRef(before);
     }
     return Py_NewRef(Py_None);
 }
 
-// Notes at a few sites what is in the slot that `find` returns, as the recorder does; the slot, or what `find` returned below 0.
-// It needs the recorder's lock.
-template <class Find> i64 note_one(Intake *self, PyObject *const *sites, Py_ssize_t count, Find find) {
+// `record_at` for who has the recorder's lock.
+i64 note_one(Intake *self, PyObject *const *sites, Py_ssize_t count, PyObject *tensor) {
     constexpr Py_ssize_t FEW = 8;
     i64 own[FEW];
     if (count > FEW) return -1;
@@ -132,22 +130,9 @@ template <class Find> i64 note_one(Intake *self, PyObject *const *sites, Py_ssiz
         for (Py_ssize_t j = 0; j < i; j++)
             if (own[i] == own[j]) return -1;
     }
-    const i64 slot = find();
+    const i64 slot = add_one(self, tensor);
     for (Py_ssize_t i = 0; slot >= 0 && i < count; i++)
         if (!note(self->into[STEP], own[i], slot)) return -2;
-    return slot;
-}
-
-// `note_one` with the lock; -1 where another thread has it.
-template <class Find> i64 note_locked(Intake *self, PyObject *const *sites, Py_ssize_t count, Find find) {
-    if (!self->into[STEP]) return -1;
-    // Waiting for the lock, a thread may be interrupted by a handler of the script's: not here, where nothing guards.
-    PyObject *lock = self->into[STEP_LOCK];
-    if (!try_take(lock)) return -1;
-    Py_IncRef(lock);
-    i64 slot = note_one(self, sites, count, find);
-    give_back(lock);
-    Py_DecRef(lock);
     return slot;
 }
 
@@ -252,20 +237,12 @@ PyObject *record_all(PyObject *object, PyObject *const *arguments, Py_ssize_t gi
 
 PyObject *VERSION = nullptr;  // a name
 
-// How often a tensor was written to; -1 where torch does not count.
-i64 writes_of(Intake *self, PyObject *tensor) {
-    PyObject *version = PyObject_GetAttr(tensor, VERSION);
-    const i64 asked = version ? PyLong_AsLongLong(version) : -1;
-    if (version) Py_DecRef(version);
-    return PyErr_Occurred() ? (PyErr_Clear(), -1) : asked;
-}
-
 // Tells whether a tensor was written to or moved, in 64 bits: count of writes, address, a glance at its memory. 0: the long way.
 u64 mark_of(Intake *self, PyObject *tensor, const Look *seen) {
     Look found;
     if (seen) found = *seen;
     else if (!look(self, tensor, found)) return 0;
-    const i64 writes = writes_of(self, tensor);
+    const i64 writes = integer(PyObject_GetAttr(tensor, VERSION));  // -1 where torch does not count them
     if (writes < 0 || !is_there(found)) return 0;
     return mix(mix(found.address ^ G) + u64(writes)) ^ glance((const char *)found.address, found.count * SIZES[found.code]);
 }
@@ -285,11 +262,9 @@ template <bool KEEPS> PyObject *mark(PyObject *object, PyObject *const *given, P
         PyObject *known = key && !KEEPS ? PyDict_GetItemWithError(marks, key) : nullptr;
         const bool same = known && PyLong_Check(known) && PyLong_AsUnsignedLongLongMask(known) == own;
         const bool taken = KEEPS ? made && !PyDict_SetItem(marks, key, made) : !PyErr_Occurred() && (same || !PyList_Append(others, tensor));
-        for (PyObject *one : {key, made})
-            if (one) Py_DecRef(one);
-        return taken;
+        return Py_DecRef(key), Py_DecRef(made), taken;
     });
-    if (!done && others) Py_DecRef(others), others = nullptr;
+    if (!done) Py_DecRef(others), others = nullptr;
     return others;
 }
 
@@ -306,20 +281,6 @@ PyObject *learn(PyObject *object, PyObject *const *arguments, Py_ssize_t given) 
     return Py_NewRef(Py_None);
 }
 
-void forget(PyObject *object) {
-    Intake *self = (Intake *)object;
-    PyObject *type = (PyObject *)Py_TYPE(object);
-    for (PyObject *one : self->held) Py_DecRef(one);
-    self->tensors.free();
-    for (PyObject *one : {self->sites, self->slots})
-        if (one) Py_DecRef(one);
-    for (PyObject *one : self->into)
-        if (one) Py_DecRef(one);
-    std::free(self->shapes.table);
-    PyObject_Free(object);
-    Py_DecRef(type);
-}
-
 PyMethodDef METHODS[] = {
     {"add", add, METH_O, nullptr},
     {"add_all", add_all, METH_O, nullptr},
@@ -331,18 +292,21 @@ PyMethodDef METHODS[] = {
     {"learn", (PyCFunction)(void (*)())learn, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
-PyType_Slot SLOTS[] = {{Py_tp_dealloc, (void *)forget}, {Py_tp_methods, METHODS}, {0, nullptr}};
-PyType_Spec SPEC = {
-    "introspect_cli.tensors._kernels.Intake", sizeof(Intake), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, SLOTS,
-};
-PyObject *TYPE = nullptr;
+PyType_Slot SLOTS[] = {{Py_tp_dealloc, (void *)forget<Intake>}, {Py_tp_methods, METHODS}, {0, nullptr}};
+Class CLASS{"introspect_cli.tensors._kernels.Intake", sizeof(Intake), SLOTS};
 
 }  // namespace
 
 i64 record_at(PyObject *object, PyObject *const *sites, Py_ssize_t count, PyObject *tensor) {
     Intake *self = (Intake *)object;
-    return note_locked(self, sites, count, [=] { return add_one(self, tensor); });
+    // Waiting for the lock, a thread may be interrupted by a handler of the script's: not here, where nothing guards.
+    PyObject *lock = self->into[STEP_LOCK];
+    if (!lock || !try_take(lock)) return -1;
+    Py_IncRef(lock);
+    const i64 slot = note_one(self, sites, count, tensor);
+    give_back(lock);
+    Py_DecRef(lock);
+    return slot;
 }
 
 PyObject *record_many(PyObject *object, PyObject *all_sites, const Objects &tensors) {
@@ -368,7 +332,7 @@ bool is_seen_by_nobody(PyObject *object, PyObject *tensor) {
 
 Objects &objects_of(PyObject *object) { return ((Intake *)object)->tensors; }
 
-bool is_intake(PyObject *object) { return TYPE && (PyObject *)Py_TYPE(object) == TYPE; }
+bool is_intake(PyObject *object) { return CLASS.has(object); }
 
 PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     constexpr int NUMBERS = 3;  // arguments that are not held
@@ -384,13 +348,9 @@ PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
     if (PyBytes_Size(arguments[NUMBERS + FUNCTIONS]) != sizeof(Functions))
         return PyErr_Format(PyExc_ValueError, "%d bytes of addresses wanted", int(sizeof(Functions)));
     if (!VERSION && !(VERSION = PyUnicode_InternFromString("_version"))) return nullptr;
-    if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
-    Intake *self = PyObject_New(Intake, (PyTypeObject *)TYPE);
+    Intake *self = CLASS.make<Intake>();
     if (!self) return nullptr;
-    self->sites = self->slots = nullptr;
     self->functions = (const Functions *)bytes, self->flags = flags, self->limit = limit;
-    self->shapes = {}, self->tensors = {};
-    for (PyObject *&one : self->into) one = nullptr;
     for (int i = 0; i < HELD; i++) self->held[i] = Py_NewRef(arguments[NUMBERS + i]);
     PyObject **held = self->held;
     self->large = {team, held[MEMORY], held[THREADS], held[SCRIPT], held[LOCK]};

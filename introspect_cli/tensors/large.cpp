@@ -5,21 +5,13 @@
 
 #include "lock.h"
 #include "memory.h"
+#include "room.h"
 
-#include <cstdlib>
 #include <unistd.h>
 
 namespace {
 
 const pid_t START = getpid();  // as in parallel.py: any other process is a fork of this one
-
-// An integer, a new reference; -1 without an exception where there is none.
-i64 integer(PyObject *number) {
-    i64 value = number ? PyLong_AsLongLong(number) : -1;
-    if (number) Py_DecRef(number);
-    if (PyErr_Occurred()) PyErr_Clear(), value = -1;
-    return value;
-}
 
 // Makes a call in which so many threads may take part, without the interpreter's lock.
 template <class Call> bool with_threads(Team *team, i64 threads, Call call) {
@@ -34,27 +26,18 @@ template <class Call> bool with_threads(Team *team, i64 threads, Call call) {
 }
 
 bool put_off(Later &later, const Item &item) {  // false without memory
-    if (later.count == later.places) {
-        const i64 places = later.places ? 2 * later.places : 64;
-        Item *items = (Item *)std::realloc(later.items, size_t(places) * sizeof(Item));
-        if (!items) return false;
-        later.items = items, later.places = places;
-    }
+    if (!has_room(later.items, later.places, later.count + 1, 64)) return false;
     later.items[later.count++] = item;
     return true;
 }
-
-i64 threads_for(const Large &own, i64 count) { return count < SHARED ? 1 : threads_of(own); }
 
 bool summarise_known(const Large &own, const Look &found, i64 flags, Row *row, Later *later) {
     Team *team = own.team;
     const Row *known = flags ? find_known(own.memory, found.address, found.code, found.count) : nullptr;
     if (known && known->sample != sample(found.address, found.count, found.code)) known = nullptr;
-    if (later && !known) return put_off(*later, {found.address, found.count, 0, found.code, row, nullptr, 0, 0});
-    const i64 threads = later && found.count >= SHARED ? later->threads : threads_for(own, found.count);
-    if (known &&
-        with_threads(team, threads, [&] { return again(found.address, found.count, known, found.code, row, team); }))
-        return true;
+    const i64 threads = found.count < SHARED ? 1 : later ? later->threads : threads_of(own);
+    auto is_known = [&] { return again(found.address, found.count, known, found.code, row, team); };
+    if (known && with_threads(team, threads, is_known)) return true;
     if (later) return put_off(*later, {found.address, found.count, 0, found.code, row, nullptr, 0, 0});
     if (flags) note_known(own.memory, {found.address, found.code, found.count, row});
     return with_threads(team, threads, [&] {

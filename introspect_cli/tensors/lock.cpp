@@ -9,8 +9,12 @@ struct Lock {
     PyThread_type_lock lock;
     unsigned long owner;
     i64 count;  // how often its owner has taken it
+
+    void free() {
+        if (count) PyThread_release_lock(lock);
+        if (lock) PyThread_free_lock(lock);
+    }
 };
-PyObject *TYPE = nullptr;
 
 bool is_mine(const Lock *self) { return self->count && self->owner == PyThread_get_thread_ident(); }
 
@@ -36,31 +40,17 @@ PyObject *leave(PyObject *object, PyObject *const *, Py_ssize_t) {
     return give_back(object), Py_NewRef(Py_None);
 }
 
-void forget(PyObject *object) {
-    Lock *self = (Lock *)object;
-    PyObject *type = (PyObject *)Py_TYPE(object);
-    if (self->lock) {
-        if (self->count) PyThread_release_lock(self->lock);
-        PyThread_free_lock(self->lock);
-    }
-    PyObject_Free(object);
-    Py_DecRef(type);
-}
-
 PyMethodDef METHODS[] = {
     {"__enter__", enter, METH_NOARGS, nullptr},
     {"__exit__", (PyCFunction)(void (*)())leave, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
-PyType_Slot SLOTS[] = {{Py_tp_dealloc, (void *)forget}, {Py_tp_methods, METHODS}, {0, nullptr}};
-PyType_Spec SPEC = {
-    "introspect_cli.tensors._kernels.Lock", sizeof(Lock), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, SLOTS,
-};
+PyType_Slot SLOTS[] = {{Py_tp_dealloc, (void *)forget<Lock>}, {Py_tp_methods, METHODS}, {0, nullptr}};
+Class CLASS{"introspect_cli.tensors._kernels.Lock", sizeof(Lock), SLOTS};
 
 }  // namespace
 
-bool is_lock(PyObject *object) { return TYPE && (PyObject *)Py_TYPE(object) == TYPE; }
+bool is_lock(PyObject *object) { return CLASS.has(object); }
 
 bool try_take(PyObject *object) {
     Lock *self = (Lock *)object;
@@ -76,11 +66,7 @@ void give_back(PyObject *object) {
 }
 
 PyObject *new_lock(PyObject *, PyObject *) {
-    if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
-    Lock *self = PyObject_New(Lock, (PyTypeObject *)TYPE);
-    if (!self) return nullptr;
-    self->count = 0;
-    if ((self->lock = PyThread_allocate_lock())) return (PyObject *)self;
-    Py_DecRef((PyObject *)self);
-    return PyErr_NoMemory();
+    Lock *self = CLASS.make<Lock>();
+    if (!self || (self->lock = PyThread_allocate_lock())) return (PyObject *)self;
+    return Py_DecRef((PyObject *)self), PyErr_NoMemory();
 }

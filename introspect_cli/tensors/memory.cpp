@@ -3,8 +3,6 @@
 // Only rows used in a step are kept for the next: they are copied together, since the step's own are about to be filled anew.
 #include "memory.h"
 
-#include "calls.h"
-
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -60,12 +58,17 @@ struct Memory {
     Step now, before;
     Row *kept, *spare;  // the rows of the last step; room for those of this one
     i64 kept_room, spare_room;
+
+    void free() {
+        now.free(), before.free();
+        std::free(kept), std::free(spare);
+        kept = spare = nullptr, kept_room = spare_room = 0;
+    }
 };
 
-PyObject *TYPE = nullptr;
-
 // Keeps what this step used for the next one.
-void turn(Memory *self) {
+PyObject *turn(PyObject *object, PyObject *) {
+    Memory *self = (Memory *)object;
     const i64 count = least(self->now.count, self->limit);
     self->before.clear();
     if (count > self->spare_room) {
@@ -80,44 +83,21 @@ void turn(Memory *self) {
         self->before.put(one);
     }
     std::swap(self->kept, self->spare), std::swap(self->kept_room, self->spare_room);
-    self->now.clear();
+    return self->now.clear(), Py_NewRef(Py_None);
 }
 
-void clear(Memory *self) {
-    self->now.free(), self->before.free();
-    std::free(self->kept), std::free(self->spare);
-    self->kept = self->spare = nullptr, self->kept_room = self->spare_room = 0;
-}
-
-PyObject *py_turn(PyObject *object, PyObject *) {
-    turn((Memory *)object);
-    return Py_NewRef(Py_None);
-}
-PyObject *py_clear(PyObject *object, PyObject *) {
-    clear((Memory *)object);
-    return Py_NewRef(Py_None);
-}
-
-void forget(PyObject *object) {
-    PyObject *type = (PyObject *)Py_TYPE(object);
-    clear((Memory *)object);
-    PyObject_Free(object);
-    Py_DecRef(type);
-}
+PyObject *clear(PyObject *object, PyObject *) { return ((Memory *)object)->free(), Py_NewRef(Py_None); }
 
 PyMethodDef METHODS[] = {
-    {"turn", py_turn, METH_NOARGS, nullptr}, {"clear", py_clear, METH_NOARGS, nullptr},
+    {"turn", turn, METH_NOARGS, nullptr}, {"clear", clear, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
-PyType_Slot SLOTS[] = {{Py_tp_dealloc, (void *)forget}, {Py_tp_methods, METHODS}, {0, nullptr}};
-PyType_Spec SPEC = {
-    "introspect_cli.tensors._kernels.Memory", sizeof(Memory), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, SLOTS,
-};
+PyType_Slot SLOTS[] = {{Py_tp_dealloc, (void *)forget<Memory>}, {Py_tp_methods, METHODS}, {0, nullptr}};
+Class CLASS{"introspect_cli.tensors._kernels.Memory", sizeof(Memory), SLOTS};
 
 }  // namespace
 
-bool is_memory(PyObject *object) { return TYPE && (PyObject *)Py_TYPE(object) == TYPE; }
+bool is_memory(PyObject *object) { return CLASS.has(object); }
 
 const Row *find_known(PyObject *memory, u64 address, i64 kind, i64 count) {
     Memory *self = (Memory *)memory;
@@ -134,11 +114,7 @@ void note_known(PyObject *memory, const Known &known) { ((Memory *)memory)->now.
 
 PyObject *new_memory(PyObject *, PyObject *limit) {
     const i64 rows = PyLong_AsLongLong(limit);
-    if (PyErr_Occurred()) return nullptr;
-    if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
-    Memory *self = PyObject_New(Memory, (PyTypeObject *)TYPE);
-    if (!self) return nullptr;
-    self->limit = rows, self->now = self->before = {};
-    self->kept = self->spare = nullptr, self->kept_room = self->spare_room = 0;
+    Memory *self = PyErr_Occurred() ? nullptr : CLASS.make<Memory>();
+    if (self) self->limit = rows;
     return (PyObject *)self;
 }

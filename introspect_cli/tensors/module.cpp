@@ -171,8 +171,7 @@ PyObject *py_use(PyObject *, PyObject *wanted) {
 }
 
 PyMethodDef METHODS[] = {
-    FAST(summarise), FAST(merge), FAST(summarise_strided), FAST(glance),
-    FAST(columns),
+    FAST(summarise), FAST(merge), FAST(summarise_strided), FAST(glance), FAST(columns),
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},
     {"memory", new_memory, METH_O, nullptr}, {"step", new_step, METH_NOARGS, nullptr},
@@ -193,10 +192,7 @@ PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernels", nullptr, -1, METHODS, n
 PyMODINIT_FUNC PyInit__kernels() {
     PyObject *module = PyModule_Create(&MODULE);
     PyObject *section = module ? new_section_type() : nullptr;
-    if (!section || PyModule_AddObjectRef(module, "Section", section) || PyModule_AddStringConstant(module, "SOURCES", SOURCES)) {
-        for (PyObject *one : {module, section})
-            if (one) Py_DecRef(one);
-        return nullptr;
-    }
+    if (!section || PyModule_AddObjectRef(module, "Section", section) || PyModule_AddStringConstant(module, "SOURCES", SOURCES))
+        Py_DecRef(module), module = nullptr;
     return Py_DecRef(section), module;
 }

@@ -2,25 +2,14 @@
 // Each time, the system's allocator tidies up the small pieces that torch has just given back, and is slow to hand them out again.
 #include "numbers.h"
 
-#include <cstdlib>
+#include "room.h"
+
 #include <cstring>
 
 namespace {
 
-struct Numbers {
-    PyObject_HEAD
-    i64 *items;
-    Py_ssize_t count, room;
-};
-PyObject *TYPE = nullptr;
-
-bool has_room(Numbers *self, Py_ssize_t more) {
-    if (self->count + more <= self->room) return true;
-    const Py_ssize_t room = most<Py_ssize_t>(2 * self->room, most<Py_ssize_t>(self->count + more, 1024));
-    i64 *items = (i64 *)std::realloc(self->items, size_t(room) * sizeof *items);
-    if (!items) return PyErr_NoMemory(), false;
-    self->items = items, self->room = room;
-    return true;
+bool has_room_for(Numbers *self, Py_ssize_t more) {  // false with an exception
+    return has_room(self->items, self->room, self->count + more, 1024) || (PyErr_NoMemory(), false);
 }
 
 bool is_number(PyObject *object, i64 &number) {
@@ -37,7 +26,7 @@ PyObject *append(PyObject *object, PyObject *number) {
 PyObject *extend(PyObject *object, PyObject *numbers) {
     PyObject *list = PySequence_List(numbers);
     const bool done = list && add_list(object, list);
-    if (list) Py_DecRef(list);
+    Py_DecRef(list);
     return done ? Py_NewRef(Py_None) : nullptr;
 }
 PyObject *clear(PyObject *object, PyObject *) { return clear_numbers(object), Py_NewRef(Py_None); }
@@ -77,45 +66,29 @@ PyObject *compare(PyObject *object, PyObject *other, int how) {
     return PyBool_FromLong(same == (how == Py_EQ));
 }
 
-void forget(PyObject *object) {
-    PyObject *type = (PyObject *)Py_TYPE(object);
-    std::free(((Numbers *)object)->items);
-    PyObject_Free(object);
-    Py_DecRef(type);
-}
-
 PyMethodDef METHODS[] = {
     {"append", append, METH_O, nullptr}, {"extend", extend, METH_O, nullptr}, {"clear", clear, METH_NOARGS, nullptr},
     {"copy", copy, METH_NOARGS, nullptr}, {"cut", cut, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot SLOTS[] = {
-    {Py_tp_dealloc, (void *)forget}, {Py_tp_methods, METHODS}, {Py_tp_richcompare, (void *)compare},
+    {Py_tp_dealloc, (void *)forget<Numbers>}, {Py_tp_methods, METHODS}, {Py_tp_richcompare, (void *)compare},
     {Py_sq_length, (void *)length}, {Py_sq_item, (void *)item}, {0, nullptr}};
-PyType_Spec SPEC = {
-    "introspect_cli.tensors._kernels.Numbers", sizeof(Numbers), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, SLOTS,
-};
+Class CLASS{"introspect_cli.tensors._kernels.Numbers", sizeof(Numbers), SLOTS};
 
 }  // namespace
 
-bool is_numbers(PyObject *object) { return TYPE && (PyObject *)Py_TYPE(object) == TYPE; }
-
-Py_ssize_t size_of_numbers(PyObject *object) { return ((Numbers *)object)->count; }
-
-const i64 *first_of_numbers(PyObject *object) { return ((Numbers *)object)->items; }
-
-void clear_numbers(PyObject *object) { ((Numbers *)object)->count = 0; }
+bool is_numbers(PyObject *object) { return CLASS.has(object); }
 
 bool add_number(PyObject *object, i64 number) {
     Numbers *self = (Numbers *)object;
-    if (!has_room(self, 1)) return false;
+    if (!has_room_for(self, 1)) return false;
     self->items[self->count++] = number;
     return true;
 }
 
 bool add_numbers(PyObject *object, const i64 *first, Py_ssize_t count) {
     Numbers *self = (Numbers *)object;
-    if (!has_room(self, count)) return false;
+    if (!has_room_for(self, count)) return false;
     if (count) std::memcpy(self->items + self->count, first, size_t(count) * sizeof *first);
     self->count += count;
     return true;
@@ -123,16 +96,10 @@ bool add_numbers(PyObject *object, const i64 *first, Py_ssize_t count) {
 
 bool add_list(PyObject *object, PyObject *list) {
     const Py_ssize_t count = PyList_Size(list);
-    bool done = has_room((Numbers *)object, count);
+    bool done = has_room_for((Numbers *)object, count);
     i64 number;
     for (Py_ssize_t at = 0; done && at < count; at++) done = is_number(PyList_GetItem(list, at), number) && add_number(object, number);
     return done;
 }
 
-PyObject *new_numbers(PyObject *, PyObject *) {
-    if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
-    Numbers *self = PyObject_New(Numbers, (PyTypeObject *)TYPE);
-    if (!self) return nullptr;
-    self->items = nullptr, self->count = self->room = 0;
-    return (PyObject *)self;
-}
+PyObject *new_numbers(PyObject *, PyObject *) { return (PyObject *)CLASS.make<Numbers>(); }

@@ -2,20 +2,14 @@
 #pragma once
 #include "kernels.h"
 #include "limited.h"
-
-#include <cstdlib>
+#include "room.h"
 
 struct Objects {
     PyObject **items = nullptr;
     Py_ssize_t count = 0, room = 0;
 
     bool add(PyObject *one) {  // takes another reference to it; false with an exception
-        if (count == room) {
-            const Py_ssize_t more = most<Py_ssize_t>(2 * room, 256);
-            PyObject **all = (PyObject **)std::realloc(items, size_t(more) * sizeof *all);
-            if (!all) return PyErr_NoMemory(), false;
-            items = all, room = more;
-        }
+        if (!has_room(items, room, count + 1, 256)) return PyErr_NoMemory(), false;
         items[count++] = Py_NewRef(one);
         return true;
     }

@@ -3,13 +3,12 @@
 #include "step.h"
 
 #include "numbers.h"
+#include "room.h"
 
 #include <structmember.h>
 
 #include <cstddef>
-#include <cstdlib>
 #include <cstring>
-#include <initializer_list>
 
 namespace {
 
@@ -24,17 +23,16 @@ struct Step {
     Count *counts;
     i64 room;
     u32 step;  // from 1 on
+
+    void free() { Py_DecRef(sites), Py_DecRef(slots), std::free(counts); }
 };
-PyObject *TYPE = nullptr;
 
 Count *count_of(Step *self, i64 site) {  // null without memory, or for what is no site, with an exception
     if (site < 0 || site >= MOST) return PyErr_Format(PyExc_ValueError, "%lld is no site", (long long)site), nullptr;
     if (site >= self->room) {
-        const i64 more = most<i64>(2 * self->room, most<i64>(site + 1, 1024));
-        Count *all = (Count *)std::realloc(self->counts, size_t(more) * sizeof(Count));
-        if (!all) return PyErr_NoMemory(), nullptr;
-        std::memset(all + self->room, 0, size_t(more - self->room) * sizeof(Count));
-        self->counts = all, self->room = more;
+        const i64 before = self->room;
+        if (!has_room(self->counts, self->room, site + 1, 1024)) return PyErr_NoMemory(), nullptr;
+        std::memset(self->counts + before, 0, size_t(self->room - before) * sizeof(Count));
     }
     Count *count = self->counts + site;
     if (count->step != self->step) *count = {self->step, 0};
@@ -65,16 +63,6 @@ PyObject *py_clear(PyObject *object, PyObject *) {
     return Py_NewRef(Py_None);
 }
 
-void forget(PyObject *object) {
-    Step *self = (Step *)object;
-    PyObject *type = (PyObject *)Py_TYPE(object);
-    for (PyObject *one : {self->sites, self->slots})
-        if (one) Py_DecRef(one);
-    std::free(self->counts);
-    PyObject_Free(object);
-    Py_DecRef(type);
-}
-
 PyMemberDef MEMBERS[] = {
     {"sites", T_OBJECT, offsetof(Step, sites), READONLY, nullptr}, {"slots", T_OBJECT, offsetof(Step, slots), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
@@ -85,15 +73,12 @@ PyMethodDef METHODS[] = {
     {"uncount", py_uncount, METH_O, nullptr}, {"clear", py_clear, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
-PyType_Slot SLOTS[] = {{Py_tp_dealloc, (void *)forget}, {Py_tp_members, MEMBERS}, {Py_tp_methods, METHODS}, {0, nullptr}};
-PyType_Spec SPEC = {
-    "introspect_cli.tensors._kernels.Step", sizeof(Step), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, SLOTS,
-};
+PyType_Slot SLOTS[] = {{Py_tp_dealloc, (void *)forget<Step>}, {Py_tp_members, MEMBERS}, {Py_tp_methods, METHODS}, {0, nullptr}};
+Class CLASS{"introspect_cli.tensors._kernels.Step", sizeof(Step), SLOTS};
 
 }  // namespace
 
-bool is_step(PyObject *object) { return TYPE && (PyObject *)Py_TYPE(object) == TYPE; }
+bool is_step(PyObject *object) { return CLASS.has(object); }
 
 i64 times_of(PyObject *object, i64 site) {
     const Step *self = (Step *)object;
@@ -117,12 +102,8 @@ int note_once(PyObject *object, const i64 *sites, const i64 *slots, Py_ssize_t c
 }
 
 PyObject *new_step(PyObject *, PyObject *) {
-    if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
-    Step *self = PyObject_New(Step, (PyTypeObject *)TYPE);
+    Step *self = CLASS.make<Step>();
     if (!self) return nullptr;
-    self->sites = new_numbers(nullptr, nullptr), self->slots = new_numbers(nullptr, nullptr);
-    self->counts = nullptr, self->room = 0, self->step = 1;
-    if (self->sites && self->slots) return (PyObject *)self;
-    Py_DecRef((PyObject *)self);
-    return nullptr;
+    self->sites = new_numbers(nullptr, nullptr), self->slots = new_numbers(nullptr, nullptr), self->step = 1;
+    return self->sites && self->slots ? (PyObject *)self : (Py_DecRef((PyObject *)self), nullptr);
 }

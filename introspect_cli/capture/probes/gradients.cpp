@@ -16,13 +16,14 @@ struct Gradients {  // known to the garbage collector
 
 Name ON{"on"}, WANTED{"wanted"}, NODE{"grad_fn"}, HOOKS{"_backward_hooks"}, NUMBER{"_sequence_nr"}, REGISTER{"_register_hook_dict"},
     REQUIRES{"requires_grad"};
-PyObject *TYPE = nullptr, *HOOK = nullptr;
 
 struct Hook {  // no list unless there are several sites: what the garbage collector counts costs the script its rounds
     PyObject_HEAD
     PyObject *gradients, *site, *more;
     unsigned long thread;  // with the number, which autograd node it is on; 0 on a leaf, where the number is the hook's
     long long number;
+
+    void free() { Py_DecRef(gradients), Py_DecRef(site), Py_DecRef(more); }
 };
 
 PyObject *sites_of(PyObject *object) {
@@ -60,24 +61,8 @@ PyObject *call_hook(PyObject *object, PyObject *arguments, PyObject *) {
     }
     PyObject *every = sites_of(object);
     PyObject *done = every ? PyObject_CallFunctionObjArgs(own->held[RECORD], every, gradient, nullptr) : nullptr;
-    if (every) Py_DecRef(every);
+    Py_DecRef(every);
     return done;
-}
-
-PyObject *hook(PyObject *gradients, PyObject *site) {
-    Hook *made = PyObject_New(Hook, (PyTypeObject *)HOOK);
-    if (!made) return nullptr;
-    made->gradients = Py_NewRef(gradients), made->site = Py_NewRef(site), made->more = nullptr, made->thread = 0, made->number = -1;
-    return (PyObject *)made;
-}
-
-void free_hook(PyObject *object) {
-    Hook *self = (Hook *)object;
-    PyObject *type = (PyObject *)Py_TYPE(object);
-    for (PyObject *one : {self->gradients, self->site, self->more})
-        if (one) Py_DecRef(one);
-    PyObject_Free(object);
-    Py_DecRef(type);
 }
 
 PyMemberDef MEMBERS[] = {
@@ -86,12 +71,15 @@ PyMemberDef MEMBERS[] = {
 };
 PyMethodDef HOOK_METHODS[] = {{"add", add, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyType_Slot HOOK_SLOTS[] = {
-    {Py_tp_dealloc, (void *)free_hook}, {Py_tp_call, (void *)call_hook}, {Py_tp_members, MEMBERS},
+    {Py_tp_dealloc, (void *)forget<Hook>}, {Py_tp_call, (void *)call_hook}, {Py_tp_members, MEMBERS},
     {Py_tp_methods, HOOK_METHODS}, {0, nullptr}};
-PyType_Spec HOOK_SPEC = {
-    "introspect_cli.tensors._kernels.Hook", sizeof(Hook), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, HOOK_SLOTS,
-};
+Class HOOK{"introspect_cli.tensors._kernels.Hook", sizeof(Hook), HOOK_SLOTS};
+
+PyObject *hook(PyObject *gradients, PyObject *site) {
+    Hook *made = HOOK.make<Hook>();
+    if (made) made->gradients = Py_NewRef(gradients), made->site = Py_NewRef(site), made->number = -1;
+    return (PyObject *)made;
+}
 
 // Has an autograd node keep a hook, and leaves none on its tensor, where the script could see it; false with an exception.
 bool put_on_node(PyObject *tensor, PyObject *node, PyObject *hook) {
@@ -103,8 +91,7 @@ bool put_on_node(PyObject *tensor, PyObject *node, PyObject *hook) {
         if (PyObject_SetAttr(tensor, HOOKS.get(), before)) PyErr_Clear();
         PyErr_Restore(kind, error, trace);
     }
-    for (PyObject *one : {before, alone, done})
-        if (one) Py_DecRef(one);
+    for (PyObject *one : {before, alone, done}) Py_DecRef(one);
     return done;
 }
 
@@ -124,8 +111,7 @@ bool watch_node(PyObject *gradients, PyObject *tensor, PyObject *node, PyObject 
         ((Hook *)done)->thread = thread, ((Hook *)done)->number = number;
         if (PyObject_SetItem(watched, key, done) || !put_on_node(tensor, node, done)) Py_DecRef(done), done = nullptr;
     }
-    Py_DecRef(asked), Py_DecRef(key);
-    if (done) Py_DecRef(done);
+    for (PyObject *one : {asked, key, done}) Py_DecRef(one);
     return done;
 }
 
@@ -140,7 +126,7 @@ bool watch_at(PyObject *object, PyObject *tensor, PyObject *site, bool is_recomp
     if (node == Py_None) {
         PyObject *recomputed = is_recomputed ? Py_True : Py_False;
         PyObject *answer = PyObject_CallFunctionObjArgs(((Gradients *)object)->held[WATCH_LEAF], tensor, site, recomputed, nullptr);
-        if ((done = answer)) Py_DecRef(answer);
+        done = answer, Py_DecRef(answer);
     } else {
         done = watch_node(object, tensor, node, site, is_recomputed);
     }
@@ -156,7 +142,7 @@ PyObject *watch(PyObject *object, PyObject *const *given, Py_ssize_t count) {
 // The number of a site among those of a module, borrowed; null, perhaps with an exception, where it has none.
 PyObject *site_in(PyObject *sites, PyObject *phase, PyObject *kind, PyObject *path, PyObject *call) {
     PyObject *key = PyTuple_Pack(4, phase, kind, path, call), *site = key ? PyDict_GetItemWithError(sites, key) : nullptr;
-    if (key) Py_DecRef(key);
+    Py_DecRef(key);
     return site;
 }
 
@@ -207,7 +193,7 @@ int clear_all(PyObject *object) {
     for (PyObject *&one : ((Gradients *)object)->held) {
         PyObject *before = one;
         one = nullptr;
-        if (before) Py_DecRef(before);
+        Py_DecRef(before);
     }
     return 0;
 }
@@ -227,24 +213,16 @@ PyMethodDef METHODS[] = {
 };
 PyType_Slot SLOTS[] = {{Py_tp_dealloc, (void *)free_all}, {Py_tp_traverse, (void *)visit_all}, {Py_tp_clear, (void *)clear_all},
                        {Py_tp_methods, METHODS}, {0, nullptr}};
-PyType_Spec SPEC = {"introspect_cli.tensors._kernels.Gradients", sizeof(Gradients), 0,
-                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, SLOTS};
+Class CLASS{"introspect_cli.tensors._kernels.Gradients", sizeof(Gradients), SLOTS, Py_TPFLAGS_HAVE_GC};
 
 }  // namespace
 
 PyObject *new_gradients(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
-    if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
-    if (!HOOK) {
-        PyObject *made = PyType_FromSpec(&HOOK_SPEC);
-        // pickling a tensor warns of hooks that get lost, unless they are meant to be
-        if (!made || PyObject_SetAttrString(made, "__torch_unserializable__", Py_True)) return nullptr;
-        HOOK = made;
-    }
+    // pickling a tensor warns of hooks that get lost, unless they are meant to be
+    if (!HOOK.get() || PyObject_SetAttrString(HOOK.made, "__torch_unserializable__", Py_True)) return nullptr;
     if (given != HELD || (arguments[INTAKE] != Py_None && !is_intake(arguments[INTAKE])) || !PyDict_Check(arguments[WATCHED]))
         return PyErr_Format(PyExc_TypeError, "%d arguments wanted, an intake and a dictionary among them", HELD);
-    Gradients *self = PyObject_GC_New(Gradients, (PyTypeObject *)TYPE);
-    if (!self) return nullptr;
-    for (int i = 0; i < HELD; i++) self->held[i] = Py_NewRef(arguments[i]);
-    PyObject_GC_Track((PyObject *)self);
+    Gradients *self = CLASS.make<Gradients>();
+    for (int i = 0; self && i < HELD; i++) self->held[i] = Py_NewRef(arguments[i]);
     return (PyObject *)self;
 }

@@ -19,11 +19,9 @@ Name GRAD{"grad"};
 PyObject *recorded(PyObject *intake, PyObject *sites, const Objects &tensors) {
     PyObject *done = record_many(intake, sites, tensors);
     if (!done || !PyList_Check(done)) return done;
-    PyObject *all = PyList_New(tensors.count), *both = all ? PyTuple_New(2) : nullptr;
+    PyObject *all = PyList_New(tensors.count), *both = all ? PyTuple_Pack(2, done, all) : nullptr;
     for (Py_ssize_t i = 0; all && i < tensors.count; i++) PyList_SetItem(all, i, Py_NewRef(tensors.items[i]));
-    if (both) PyTuple_SetItem(both, 0, done), PyTuple_SetItem(both, 1, all);
-    else Py_DecRef(done);
-    return both;
+    return Py_DecRef(done), Py_DecRef(all), both;
 }
 
 // Takes what an optimizer keeps for its parameters, in their order, if it keeps just that: dictionaries as long as some numbers
@@ -52,7 +50,7 @@ PyObject *record_gradients(PyObject *, PyObject *const *given, Py_ssize_t count)
     for (Py_ssize_t i = 0; all && i < PyList_Size(given[2]); i++) {
         PyObject *gradient = attribute(PyList_GetItem(given[2], i), GRAD);
         all = gradient && gradient != Py_None && tensors.add(gradient);
-        if (gradient) Py_DecRef(gradient);
+        Py_DecRef(gradient);
     }
     return all ? recorded(given[0], given[1], tensors) : (PyErr_Clear(), Py_NewRef(Py_False));
 }

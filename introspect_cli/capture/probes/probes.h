@@ -29,6 +29,6 @@ INLINE PyObject *attribute(PyObject *of, Name &name) {
 }
 INLINE bool attribute_is(PyObject *of, Name &name, PyObject *wanted) {
     PyObject *found = attribute(of, name);
-    if (found) Py_DecRef(found);
+    Py_DecRef(found);
     return found == wanted;
 }

@@ -15,20 +15,20 @@ bool is_main() { return PyThread_get_thread_ident() == MAIN; }
 bool is_any_taken() {
     PyObject *taken = attribute(PAUSE, TAKEN);
     const bool any = taken && PyDict_Size(taken) > 0;
-    if (taken) Py_DecRef(taken);
+    Py_DecRef(taken);
     return any;
 }
 
 bool call(PyObject *object, Name &name) {  // a method without arguments; false with an exception
     PyObject *done = PyObject_CallMethodObjArgs(object, name.get(), nullptr);
-    if (done) Py_DecRef(done);
+    Py_DecRef(done);
     return done;
 }
 
 bool begin_pause() {
     PyObject *asked = is_any_taken() ? Py_NewRef(Py_True) : PyObject_CallMethodObjArgs(PAUSE, ASKED.get(), nullptr);
     const bool done = asked && (asked == Py_None || call(PAUSE, BEGIN));
-    if (asked) Py_DecRef(asked);
+    Py_DecRef(asked);
     return done;
 }
 
@@ -62,8 +62,7 @@ PyObject *exit(PyObject *self, PyObject *const *given, Py_ssize_t count) {
     PyObject *kind, *error, *trace;
     PyErr_Fetch(&kind, &error, &trace);
     if (leave()) return PyErr_Restore(kind, error, trace), swallowed;
-    for (PyObject *one : {kind, error, trace, swallowed})
-        if (one) Py_DecRef(one);
+    for (PyObject *one : {kind, error, trace, swallowed}) Py_DecRef(one);
     return nullptr;
 }
 
@@ -83,8 +82,7 @@ PyObject *share_sections(PyObject *, PyObject *const *given, Py_ssize_t count) {
     if (count != 3 || !PyList_Check(given[1])) return PyErr_Format(PyExc_TypeError, "a thread, a list and a pause wanted");
     MAIN = PyLong_AsUnsignedLong(given[0]);
     if (PyErr_Occurred()) return nullptr;
-    for (PyObject *before : {WAITING, PAUSE})
-        if (before) Py_DecRef(before);
+    for (PyObject *before : {WAITING, PAUSE}) Py_DecRef(before);
     WAITING = Py_NewRef(given[1]), PAUSE = Py_NewRef(given[2]);
     return Py_NewRef(Py_None);
 }
