@@ -164,7 +164,8 @@ class Context:
                 (`on_look`).
         """
         if over:
-            self.clock.tell("on_look")
+            with self.guard.around("look", "what models hold at the end is"):
+                self.clock.tell("on_look")
         for probe in reversed(self.probes):
             with self.guard.around(probe.name, f"{probe.name} may still be watched and are"):
                 probe.remove()

@@ -84,8 +84,7 @@ class Interpreter:
 
         return asked
 
-    @staticmethod
-    def walker_of_tracebacks(walk: Callable[[Any], Iterator[tuple[FrameType, Any]]]) -> Callable[[Any], Any]:
+    def walker_of_tracebacks(self, walk: Callable[[Any], Iterator[tuple[FrameType, Any]]]) -> Callable[[Any], Any]:
         """A replacement of a traceback walker that leaves out introspect's frames.
 
         It leaves out none where the last frame is introspect's and no stand-in for a function of torch's: then the
@@ -95,13 +94,16 @@ class Interpreter:
         def walked(tb: Any) -> Iterator[tuple[FrameType, Any]]:
             """Frames and lines of a traceback without introspect's; all of them where a bug in introspect raised."""
             entries = list(walk(tb))
-            is_bug = bool(entries) and is_introspects(entries[-1][0]) and not is_stand_in(entries[-1][0])
-            return iter([entry for entry in entries if is_bug or not is_introspects(entry[0])])
+            with self._guarded:
+                is_bug = bool(entries) and is_introspects(entries[-1][0]) and not is_stand_in(entries[-1][0])
+                entries = [entry for entry in entries if is_bug or not is_introspects(entry[0])]
+            return iter(entries)
 
         return walked
 
-    @staticmethod
-    def walker_of_stacks(walk: Callable[[FrameType | None], Iterator[tuple[FrameType, int]]]) -> Callable[..., Any]:
+    def walker_of_stacks(
+        self, walk: Callable[[FrameType | None], Iterator[tuple[FrameType, int]]]
+    ) -> Callable[..., Any]:
         """A replacement of a stack walker without introspect's frames and the callers of the script's first frame."""
 
         def walked(f: FrameType | None) -> Iterator[tuple[FrameType, int]]:
@@ -111,8 +113,10 @@ class Interpreter:
             """
             if f is None:
                 return walk(None)  # it counts frames to find its caller
-            entries = itertools.takewhile(lambda entry: entry[0].f_code.co_filename != _RUNNER, walk(f))
-            return iter([entry for entry in entries if not is_introspects(entry[0])])
+            entries = list(itertools.takewhile(lambda entry: entry[0].f_code.co_filename != _RUNNER, walk(f)))
+            with self._guarded:
+                entries = [entry for entry in entries if not is_introspects(entry[0])]
+            return iter(entries)
 
         return walked
 

@@ -143,7 +143,7 @@ class Session:
         self._closed = self._followed = False
         self._store_lost = ""
         seed, deterministic = options.seed, options.deterministic
-        guarded = guard.around("session", "the state of numpy's generator is")
+        guarded = guard.around("session", "the states of python's and numpy's generators are")
         self._start = Start(self._torch_imported, seed=seed, deterministic=deterministic, guarded=guarded)
         tell_lost, began = self._note_lost, self._start.states
         self._capture = capture = Capture(options, target, launch, path, store, guard, self._tell, tell_lost, began)
@@ -223,6 +223,18 @@ class Session:
                 if self._capture.launch is None:
                     self._manifest |= without_others(self._capture)
             self._documents.write()
+            if self._guard.sentences:
+                self._write_unseen()
+
+    def _write_unseen(self) -> None:
+        """Write what is not observed as soon as that is known, so that a run that is killed says it; without details.
+
+        What was raised may hold values of the script's, which are redacted as the run ends.
+        """
+        said = [sentence.partition(": ")[0] for sentence in self._guard.sentences]
+        if said != self._manifest.get("not_observed"):
+            self._manifest |= {"not_observed": said, "failures": sorted(self._guard.failed)}
+            self._capture.store.write_manifest(self._manifest)
 
     def _end_step(self, context: Context) -> None:
         """End the script as a step ends, where an option says so.
@@ -262,7 +274,8 @@ class Session:
                 if not self._closed:
                     self._finish(ending)
         finally:
-            self._interpreter.remove()
+            with self._end:
+                self._interpreter.remove()
 
     def _finish(self, ending: Ending) -> None:
         """Do the work of `finish`; a failure in one part does not keep the others from being done."""
@@ -289,6 +302,9 @@ class Session:
         with self._writing(self._end):
             self._write_ending(ending)
         with self._writing(self._end):
+            if "ended" not in self._manifest:  # that has failed
+                self._write_unseen()
+        with self._writing(self._end):
             if context is not None:
                 context.close()
         with self._writing(self._end):
@@ -297,8 +313,8 @@ class Session:
 
     def _write_ending(self, ending: Ending) -> None:
         """Write how the run ended."""
-        self._manifest["status"] = "interrupted" if self._store_lost else "complete"
         self._manifest |= closing(self._capture, self.context, ending)
+        self._manifest["status"] = "interrupted" if self._store_lost else "complete"
         self._capture.store.write_manifest(self._manifest)
 
     def _conclude(self, context: Context | None) -> None:

@@ -86,7 +86,7 @@ class Start:
             torch_imported: called inside the script's `import torch`.
             seed: for python and numpy; None to leave them alone.
             deterministic: whether to ask cuBLAS for a workspace that makes its results repeatable.
-            guarded: around what is done inside the script's `import numpy`.
+            guarded: around what is done to generators.
         """
         self.states: dict[str, bytes | None] = {}
         self._seed = seed
@@ -99,9 +99,10 @@ class Start:
 
         The variable stays as it is where it is set already.
         """
-        self.states["python"] = python_state()
-        if self._seed is not None:
-            random.seed(self._seed)
+        with self._guarded:
+            self.states["python"] = python_state()
+            if self._seed is not None:
+                random.seed(self._seed)
         if self._deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
         self._imports.install()

@@ -148,8 +148,7 @@ def nan_throughout(batch: StepBatch, layouts: Layouts) -> Mask:
 def distances(one: Records, two: Records) -> tuple[Floats, Floats]:
     """(estimated L2 distance, larger of the two L2 norms) of each pair of records, both float64 (n,).
 
-    Norms are from statistics, else from sketches; both are NaN without sketches. The distance is also NaN where it is
-    unknown: another shape, unequal counts of NaNs or infinities, sparse tensors with other places, or equal finite
+    Norms are from statistics, else from sketches. The distance is NaN without sketches, and where it is unknown: another shape, unequal counts of NaNs or infinities, sparse tensors with other places, or equal finite
     elements beside some that are not finite. A bound from the statistics stands in for the sketches' estimate where it
     is more than twice that.
 
@@ -157,12 +156,11 @@ def distances(one: Records, two: Records) -> tuple[Floats, Floats]:
         one: of run a.
         two: as many of run b.
     """
-    unknown = np.full(len(one.rows), np.nan)
-    if not len(unknown) or one.batch.sketch is None or two.batch.sketch is None:
-        return unknown, unknown.copy()
+    scale = np.fmax(one.norms, two.norms)
+    if not len(scale) or one.batch.sketch is None or two.batch.sketch is None:
+        return np.full(len(scale), np.nan), scale
     sketches = np.array([of_run.column("sketch") for of_run in (one, two)], np.float64)
     distance = np.linalg.norm(sketches[0] - sketches[1], axis=1)
-    scale = np.fmax(one.norms, two.norms)
     unsized = np.flatnonzero(~np.isfinite(scale))
     scale[unsized] = np.fmax(*np.linalg.norm(sketches[:, unsized], axis=2))
     known = (one.layout("shape") == two.layout("shape")) & same_nonfinite(one, two)

@@ -145,9 +145,9 @@ def _failed(error: BaseException) -> str:
 
 
 def _flush_streams() -> None:
-    """Flush stderr and stdout; errors are ignored."""
+    """Flush stderr and stdout; errors are ignored, interrupts are not."""
     for stream in (sys.stderr, sys.stdout):
-        with contextlib.suppress(BaseException):
+        with contextlib.suppress(Exception):
             stream.flush()
 
 

@@ -288,15 +288,19 @@ class ModuleProbe(GuardedProbe):
         not initialised, and all after a failure. A module that is not recorded is named as if it were, unless it is
         only evaluated.
         """
-        if is_unfinished(module):
+        clock, bare, passes = self._context.clock, False, False
+        with self._guarded:
+            bare = is_unfinished(module)
+        if bare:
             return original(module, *args, **kwargs)
-        stage, clock = torch_distributed.in_stage(), self._context.clock
-        infers = stage is not None and stage.what == "inference"
-        if stage is not None and stage.what in {"inference", "forward"}:
-            with self._guarded:
+        with self._guarded:
+            stage = torch_distributed.in_stage()
+            if stage is not None and stage.what in {"inference", "forward"}:
                 self._context.pipelines.note_stage(stage.stage, module)
-        looks = issubclass(type(module), ParametrizationList)  # no code of the script's is asked
-        if infers or looks or private_api.tracing_state() is not None or is_traced(args, kwargs):
+            infers = stage is not None and stage.what == "inference"
+            looks = issubclass(type(module), ParametrizationList)  # no code of the script's is asked
+            passes = infers or looks or private_api.tracing_state() is not None or is_traced(args, kwargs)
+        if passes:
             return self._run_unrecorded(original, module, args, kwargs)
         with self._guarded:
             with unobserved():

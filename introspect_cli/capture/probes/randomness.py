@@ -174,7 +174,7 @@ class RandomProbe(GuardedProbe):
 
     def __init__(self, context: Context) -> None:
         """Watch nothing before `install`, and look at no generator before a step begins."""
-        super().__init__(context, then=self.remove)
+        super().__init__(context)
         context.draws = self
         self._is_recorded = Kind.RNG in context.kinds
         self._early = Patches()
