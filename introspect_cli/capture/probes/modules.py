@@ -291,15 +291,14 @@ class ModuleProbe(GuardedProbe):
         clock, bare, passes = self._context.clock, False, False
         with self._guarded:
             bare = is_unfinished(module)
-        if bare:
-            return original(module, *args, **kwargs)
-        with self._guarded:
-            stage = torch_distributed.in_stage()
+            stage = None if bare else torch_distributed.in_stage()
             if stage is not None and stage.what in {"inference", "forward"}:
                 self._context.pipelines.note_stage(stage.stage, module)
             infers = stage is not None and stage.what == "inference"
             looks = issubclass(type(module), ParametrizationList)  # no code of the script's is asked
             passes = infers or looks or private_api.tracing_state() is not None or is_traced(args, kwargs)
+        if bare:
+            return original(module, *args, **kwargs)
         if passes:
             return self._run_unrecorded(original, module, args, kwargs)
         with self._guarded:
