@@ -136,7 +136,6 @@ def test_the_answer_names_what_a_framework_did_not_restore(resume, framework, pa
     result = resume(framework, parts, at, shuffle=shuffle, workers=workers)
     if framework == "accelerate" and {"params", "optimizer"} <= {*parts}:  # nothing says where it goes on
         assert result.resumed is None
-        assert any("alone reads" in note and "--offset K compares step 0 of b" in note for note in result.notes)
         return
     assert (result.resumed.run, result.resumed.at, result.resumed.first) == ("b", at, 0)
     missing = expected(framework, parts, at, shuffle=shuffle)
