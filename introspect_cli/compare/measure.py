@@ -148,9 +148,10 @@ def nan_throughout(batch: StepBatch, layouts: Layouts) -> Mask:
 def distances(one: Records, two: Records) -> tuple[Floats, Floats]:
     """(estimated L2 distance, larger of the two L2 norms) of each pair of records, both float64 (n,).
 
-    Norms are from statistics, else from sketches. The distance is NaN without sketches, and where it is unknown: another shape, unequal counts of NaNs or infinities, sparse tensors with other places, or equal finite
-    elements beside some that are not finite. A bound from the statistics stands in for the sketches' estimate where it
-    is more than twice that.
+    Norms are from statistics, else from sketches. The distance is NaN without sketches, and where it is unknown:
+    another shape, unequal counts of NaNs or infinities, sparse tensors with other places, or equal finite elements
+    beside some that are not finite. A bound from the statistics stands in for the sketches' estimate where it is more
+    than twice that.
 
     Args:
         one: of run a.
