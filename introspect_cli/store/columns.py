@@ -90,6 +90,9 @@ class Message:
         self.lines: list[bytes] = []
         self._schema = schema
         self._memory: list[Array] = []  # of each column
+        self._pieces: Pieces = []
+        self._ends: list[Array] = []  # what fills columns up
+        self._cut_to = -1  # how many values they have
         memory, at = np.zeros(sum(padded(column.size(rows)) for column in schema), np.uint8), 0
         for column in schema:
             size = column.size(rows)
@@ -110,12 +113,16 @@ class Message:
 
     def pieces(self) -> Pieces:
         """The memory of the columns itself, not a copy, and the lines, filled up with spaces."""
-        lines, pieces = b"".join(self.lines), []
-        for column, memory in zip(self._schema, self._memory, strict=True):
-            size = column.size(self._count(column.name))
-            memory[size : padded(size)] = 0
-            pieces.append(memory[: padded(size)].data)
-        return [*pieces, lines.ljust(padded(len(lines)))]
+        lines = b"".join(self.lines)
+        if self._cut_to != self.values:
+            sizes = [column.size(self._count(column.name)) for column in self._schema]
+            every = [*zip(self._memory, sizes, map(padded, sizes), strict=True)]
+            self._pieces = [memory[:end].data for memory, _, end in every]
+            self._ends = [memory[size:end] for memory, size, end in every if size < end]
+            self._cut_to = self.values
+        for end in self._ends:
+            end[:] = 0
+        return [*self._pieces, lines.ljust(padded(len(lines)))]
 
 
 def decode_rows(schema: Schema, data: memoryview, rows: int, path: str) -> tuple[dict[str, Array], bytes]:

@@ -373,20 +373,23 @@ _SECOND = np.uint64(0xD1B54A32D192ED03)
 Words = NDArray[np.uint64]
 
 
-def step_digest(keys: Words, checksums: Words, statuses: NDArray[Any], setting: NDArray[np.bool_]) -> bytes:
+def step_digest(
+    keys: Words, checksums: Words, statuses: NDArray[Any], setting: NDArray[np.bool_], values: Any = slice(None)
+) -> bytes:
     """The 16-byte digest of a step: a sum over its records, so equal in any order.
 
     Args:
         keys: uint64 (n,), of the records' sites.
-        checksums: uint64 (n,).
-        statuses: uint8 (n,).
+        checksums: uint64 (m,).
+        statuses: uint8 (m,).
         setting: bool (n,), records that are left out.
+        values: integers (n,), which of the m is each record's; else that in its place.
     """
     seen = statuses.astype(np.uint64)
     seen += np.uint64(1)
     seen *= _STATUS
     seen += checksums
-    seen = mix(seen)
+    seen = mix(seen)[values]
     seen ^= keys
     mixed = mix(seen)
     again = mix(np.add(mixed, _SECOND, out=seen))

@@ -206,10 +206,9 @@ class RankWriter:
         size = sum(map(len, data))
         if size > LIMIT_BATCH or sum(map(len, message.lines)) > LIMIT_NAMES:
             raise StoreError(f"one step has more records than a store holds ({LIMIT_BATCH >> 20} MB of them)")
-        site, value = columns["site"], columns[VALUE]
-        digest = step_digest(
-            self._keys[site], columns["checksum"][value], columns["status"][value], self._setting[site]
-        )
+        site, values = columns["site"], columns[VALUE].astype(np.intp)
+        checksums, statuses = (columns[name][: message.values] for name in ("checksum", "status"))
+        digest = step_digest(self._keys[site], checksums, statuses, self._setting[site], values)
         if labels:
             frames.append(Frame(LABELS, [encode_labels(labels)], step=step))
         end = self._log.commit([*frames, Frame(STEP, data, message.rows, step, digest)])
