@@ -274,8 +274,10 @@ class Session:
                 if not self._closed:
                     self._finish(ending)
         finally:
-            with self._end:
+            try:
                 self._interpreter.remove()
+            except Exception as error:  # ours: what is left in place does only what python's does
+                self._guard.failure("interpreter", "tracebacks and signals may still be watched and are", error)
 
     def _finish(self, ending: Ending) -> None:
         """Do the work of `finish`; a failure in one part does not keep the others from being done."""
