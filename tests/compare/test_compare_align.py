@@ -298,6 +298,15 @@ def test_all_steps_are_compared_where_all_are_asked_for(runs, asked):
 # --- distances: from sketches, exactly from stored tensors, in units of rounding, and as factors
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [(1 + 1e-6, Verdict.SAME), (1.5, Verdict.DIVERGED)])
+def test_without_sketches_statistics_tell_what_is_beyond_a_tolerance(tmp_path, factor, verdict):
+    values = np.random.default_rng(0).standard_normal(64)
+    for name, number in (("a", 1.0), ("b", factor)):
+        rows = [row("forward", "output", "Net", values * number), row("loss", "loss", "loss", values[:1])]
+        write_run(tmp_path / name, [rows], sketch=False)
+    assert compared(tmp_path / "a", tmp_path / "b", rtol=1e-2).verdict is verdict
+
+
 @pytest.mark.parametrize("change", ["noise", "element", "column", "scale"])
 def test_sketched_distances_are_near_the_true_ones(tmp_path, change):
     random = np.random.default_rng(3)
