@@ -223,8 +223,7 @@ class Session:
                 if self._capture.launch is None:
                     self._manifest |= without_others(self._capture)
             self._documents.write()
-            if self._guard.sentences:
-                self._write_unseen()
+            self._write_unseen()
 
     def _write_unseen(self) -> None:
         """Write what is not observed as soon as that is known, so that a run that is killed says it; without details.
@@ -232,7 +231,7 @@ class Session:
         What was raised may hold values of the script's, which are redacted as the run ends.
         """
         said = [sentence.partition(": ")[0] for sentence in self._guard.sentences]
-        if said != self._manifest.get("not_observed"):
+        if said != self._manifest.get("not_observed", []):
             self._manifest |= {"not_observed": said, "failures": sorted(self._guard.failed)}
             self._capture.store.write_manifest(self._manifest)
 

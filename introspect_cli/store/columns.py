@@ -177,8 +177,7 @@ VALUE = "value"
 OF_RECORDS = ("site", "sequence", VALUE)
 """Columns that have a row for each record."""
 
-RECORD_COLUMNS = _schema("site uint32, sequence uint32, layout uint32, status uint8, checksum uint64")
-[_VALUES] = _schema(f"{VALUE} uint32")
+RECORD_COLUMNS = _schema(f"site uint32, sequence uint32, {VALUE} uint32, layout uint32, status uint8, checksum uint64")
 [SKETCH] = _schema(f"sketch float32[{SKETCH_SIZE}]")
 WHOLE_COLUMNS = _schema("joined uint8, ranks uint32, calls int64, elements int64")
 """How the records of several ranks became one, in a run that they were put together in; see `batch.StepBatch`."""
@@ -234,6 +233,5 @@ def record_columns(
         for name, statistic in STATISTICS.items()
         if (name in sorted_stats if statistic.on_request else stats)
     ]
-    of_records, of_values = RECORD_COLUMNS[:2], RECORD_COLUMNS[2:]
-    shared = [_VALUES] if values else []
-    return (*of_records, *shared, *of_values, *kept, *([SKETCH] if sketch else []), *(WHOLE_COLUMNS if whole else ()))
+    always = [column for column in RECORD_COLUMNS if values or column.name != VALUE]
+    return (*always, *kept, *([SKETCH] if sketch else []), *(WHOLE_COLUMNS if whole else ()))

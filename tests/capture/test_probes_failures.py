@@ -89,6 +89,17 @@ def test_value_that_cannot_be_summarised_is_one_gap(tmp_path, monkeypatch):
     assert "Mistake: no" in Seen(tmp_path / "run").unseen()["Sequential.0"]
 
 
+def run_with_a_broken_probe(folder):
+    """Capture the folder's train.py, with a mistake where a module's call ends."""
+    (folder / "broken.py").write_text(
+        "import sys\nfrom introspect_cli.capture.probes import modules\n"
+        "def fails(*args):\n    raise ZeroDivisionError('planted')\n"
+        "modules.ModuleProbe._leave = fails\n"
+        "from introspect_cli.cli import main\nsys.argv = ['introspect', 'capture', '-o', 'run', 'train.py']\nmain()\n"
+    )
+    return subprocess.run([sys.executable, "broken.py"], cwd=folder, capture_output=True, text=True, check=False)
+
+
 def test_whole_command_with_a_broken_probe(tmp_path):
     """From outside: one line on stderr, the script's own output and code, and the sentence in the run."""
     (tmp_path / "train.py").write_text(
@@ -96,13 +107,7 @@ def test_whole_command_with_a_broken_probe(tmp_path):
         "opt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
         "for _ in range(2):\n    net(torch.ones(2)).sum().backward()\n    opt.step()\n    print('step')\nsys.exit(3)\n"
     )
-    (tmp_path / "broken.py").write_text(
-        "import sys\nfrom introspect_cli.capture.probes import modules\n"
-        "def fails(*args):\n    raise ZeroDivisionError('planted')\n"
-        "modules.ModuleProbe._leave = fails\n"
-        "from introspect_cli.cli import main\nsys.argv = ['introspect', 'capture', '-o', 'run', 'train.py']\nmain()\n"
-    )
-    out = subprocess.run([sys.executable, "broken.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    out = run_with_a_broken_probe(tmp_path)
     assert out.returncode == 3
     assert out.stdout == "step\nstep\n"
     assert out.stderr.count("ZeroDivisionError: planted") == 1
@@ -115,15 +120,7 @@ def test_a_run_that_is_killed_says_what_a_broken_probe_did_not_see(tmp_path):
         "import os, torch\nnet = torch.nn.Linear(2, 1)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
         "for _ in range(4):\n    net(torch.ones(2)).sum().backward()\n    opt.step()\nos.kill(os.getpid(), 9)\n"
     )
-    (tmp_path / "broken.py").write_text(
-        "import sys\nfrom introspect_cli.capture.probes import modules\n"
-        "def fails(*args):\n    raise ZeroDivisionError('planted')\n"
-        "modules.ModuleProbe._leave = fails\n"
-        "from introspect_cli.cli import main\nsys.argv = ['introspect', 'capture', '-o', 'run', 'train.py']\nmain()\n"
-    )
-    assert (
-        subprocess.run([sys.executable, "broken.py"], cwd=tmp_path, capture_output=True, check=False).returncode == -9
-    )
+    assert run_with_a_broken_probe(tmp_path).returncode == -9
     with open_run(tmp_path / "run") as run:
         assert run.state is RunState.INTERRUPTED
         assert len(run.rank(0).steps) >= 3

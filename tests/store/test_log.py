@@ -359,9 +359,8 @@ def test_a_run_of_an_earlier_version_with_a_row_for_each_record_is_read(tmp_path
 def numbered(column, value):
     def change(frame):
         data = bytearray(b"".join(frame.body))
-        at = {"site": 0, "value": 48, "layout": 72, "status": 96}[
-            column
-        ]  # of five rows, each column filled up to 8 bytes
+        # of five rows, each column filled up to 8 bytes
+        at = {"site": 0, "value": 48, "layout": 72, "status": 96}[column]
         data[at : at + len(value)] = value
         return [frame._replace(body=[bytes(data)])] if frame.kind == STEP else [frame]
 

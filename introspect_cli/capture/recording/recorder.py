@@ -393,7 +393,8 @@ class Recorder:
         """Append a step to the rank's stream, after those layouts that the store has not got yet."""
         message = block.complete()
         # Those that records have are only ever added to, so the store gives them the same numbers.
-        while self._layouts <= message.largest("layout"):
+        largest = message.largest("layout")
+        while self._layouts <= largest:
             self._rank.layout(self.summarizer.layouts[self._layouts])
             self._layouts += 1
         self._rank.append(block.ended.step, message, block.ended.labels, expires=expires)
