@@ -199,8 +199,8 @@ _TOLD: Final[Mapping[str, str]] = {
     "thinned": "Run {run} does not hold {what}: what was there is not compared.",
     "only-has": "Only run {run} has {what}: not compared[ (run {stopped} was ended at its first divergence)].",
     "some-steps": "{steps} from {first} to {last}",
-    "lean": "[{lean:,} records differ in bits and have no sketch to hold against the tolerance, as in lean steps, so "
-    "they are not compared (`capture --full-every 1` keeps all sketches).]",
+    "lean": "[Not compared: {lean:,} that differ in bits and have no sketch to hold against the tolerance, as in lean "
+    "steps (`capture --full-every 1`, without --no-sketch, keeps all sketches).]",
     "blind-both": "[About {blind:,} of {all} could not be observed, so they are not compared.]",
     "unopened": "[{steps:,} later steps were not compared: the first divergence does not depend on them (see --map).]",
     "noise-unused": "The noise runs are not used: they do not show what another layout changes.",
