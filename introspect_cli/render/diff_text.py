@@ -392,7 +392,7 @@ def changes_blocks(code: CodeChanges | None) -> list[Block]:
     for nearness in Nearness:
         changes = (change_lines(one) for one in code.ranked if one.nearness is nearness)
         blocks += section(f"{HEADS[nearness]}:", chain.from_iterable(changes))
-    others = [(name, ", in comments or names alone") for name in code.unchanged]
+    others = [(name, ", in comments, names or how lines are written alone") for name in code.unchanged]
     others += [(name, f": {_WHY.get(why, why)}") for name, why in code.unread]
     blocks += [line(f"{clean(name)} changed{how}.", "dim") for name, how in others]
     blocks = blocks or [line(f"No source file on record differs ({count(code.compared, 'file')} compared).")]

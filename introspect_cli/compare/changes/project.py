@@ -8,6 +8,7 @@ difference is given as the statement, and the line of it, that wrote it.
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from difflib import SequenceMatcher, get_close_matches
 from itertools import zip_longest
@@ -218,6 +219,9 @@ def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Itera
             if name and last not in hidden and (file, outer) not in left:
                 line = version.whole_definition((file, name))
                 _add_change(changes, *((line, None) if version is a else (None, line)))
+    if not changes:  # values have no order: which of two draws comes first, or whether a read sees what a line writes
+        for one, two in _moved(a, b, pairs):
+            _add_change(changes, one, two)
     return sorted(changes.values(), key=lambda change: (change.file, change.line))
 
 
@@ -235,6 +239,28 @@ def changed_between(
     changes += changed(parsed_a, parsed_b, files)
     differ = {file for each in changes for file in (each.file, each.file_a)}
     return changes, sorted((parsed_a.keys() & parsed_b.keys()) - differ)
+
+
+def _moved(
+    a: Version, b: Version, pairs: Mapping[Definition, Definition]
+) -> Iterator[tuple[WrittenStatement, WrittenStatement]]:
+    """Statements that stand in another order in a function or file, as they are in a and in b.
+
+    Those alone that may do or read what others do, and that either version has once.
+    """
+    for place, other in pairs.items():
+        in_a, in_b = (
+            {text: line for text, line in version.inside.get(at, {}).items() if version.often[at, text] == 1}
+            for version, at in ((a, other), (b, place))
+        )
+        order = [[text for text in own if text in in_a and text in in_b] for own in (in_a, in_b)]
+        blocks = SequenceMatcher(None, order[0], order[1], autojunk=False).get_matching_blocks()
+        stay = {text for block in blocks for text in order[0][block.a : block.a + block.size]}
+        yield from ((in_a[text], in_b[text]) for text in order[1] if text not in stay and _MAY_ACT.search(text))
+
+
+_MAY_ACT = re.compile(r"^(?!@|(async )?def |class |from |import ).*([(]|[-+*/@|&^%]=|=.*\w\.\w)", re.DOTALL)
+"""A statement that calls, changes in place or reads an attribute, and is no definition or import."""
 
 
 def _statements_of(

@@ -123,6 +123,8 @@ _OPERATORS = {"torch.add": "Add", "torch.sub": "Sub", "torch.mul": "Mult", "torc
 )
 """The operator that computes the same bits as a function of torch, or a method of a tensor, of two arguments."""
 
+_MADE = frozenset({"call", "List", "Dict", "Set"})
+"""Kinds of values that are others each time, though the expressions are equal."""
 _OF_OTHERS = frozenset({"argument", "each", "part", "attribute", "Subscript"})
 """Kinds of values that were not made where they are used, and may be changed for others."""
 
@@ -138,6 +140,7 @@ class Reader:
         self._context: tuple[Value, ...] = ()
         self._shared: set[str] = set()
         self._depth = 0
+        self.made: dict[int, list[ast.AST]] = {}
 
     def make(self, kind: str, node: ast.AST, *parts: Any) -> Value:
         """A value of this kind and these parts, written by `node`; equal kind and equal parts give an equal key."""
@@ -319,7 +322,7 @@ class Reader:
         operands = [function.parts[0], *given] if function.kind == "attribute" else given
         operator = _OPERATORS.get(function.parts[-1]) if function.kind in {"attribute", "import"} else None
         if operator is not None and len(operands) == 2 and not keywords:
-            return self.make("BinOp", node, operands[0], f"{operator}()", operands[1])
+            return self.make("BinOp", node, operands[0], f"{operator}()", operands[1], *self._context)
         if given and function.kind == "import" and (method := _METHOD.fullmatch(function.parts[0])):
             function, given = self.make("attribute", node, given[0], method[1]), given[1:]
         named = (self.make("keyword", value.node, self.names.renamed.get(n, n), value) for n, value in keywords)
@@ -357,6 +360,7 @@ class Reader:
         env = {each.arg: self.value(default, {}) for each, default in parameters_of(made) if default is not None}
         env |= {**dict(zip(names, [*of, *given], strict=False)), **keywords}
         reader = self._inner_reader(file)
+        reader.made = self.made
         if {*names} == env.keys() and not any(each.kind == "Starred" for each in given):
             reader.read_block(made.body, env)
             last = reader.effects.pop() if reader.effects and reader.effects[-1].kind == "return" else None
@@ -368,7 +372,7 @@ class Reader:
         return None
 
     def _generic_value(self, node: ast.AST, env: Environment) -> Value:
-        """A value of a node whose class has no `_on_` method, made of its fields."""
+        """A value of a node whose class has no `_on_` method: its fields, of an operator also the `with` contexts."""
         parts = [
             self._values(child, env, node)
             if isinstance(child, list)
@@ -380,7 +384,7 @@ class Reader:
             for field, child in ast.iter_fields(node)
             if field not in {"ctx", "type_comment", "kind"}
         ]
-        return self.make(type(node).__name__, node, *parts)
+        return self.make(type(node).__name__, node, *parts, *(self._context if isinstance(node, ast.BinOp) else ()))
 
     # --- statements: `_on_X` adds the effects of an `ast.X` and binds its names; `read_block` finds it by this name
 
@@ -405,7 +409,7 @@ class Reader:
             if target.id in self._shared:
                 self._add_effect("store", target, self.make("name", target, target.id), value)
             else:
-                env[target.id] = value
+                env[target.id] = self._told_apart(value)
         elif isinstance(target, (ast.Tuple, ast.List)):
             given = value.parts[0].parts if value.kind in {"Tuple", "List"} else ()
             plain = len(given) == len(target.elts) and not any(isinstance(part, ast.Starred) for part in target.elts)
@@ -415,6 +419,19 @@ class Reader:
             self._assign(target.value, self.make("rest", target, value), env)
         else:
             self._add_effect("store", target, self.value(target, env), value)
+
+    def _told_apart(self, value: Value) -> Value:
+        """A value that is made anew each time: numbered from the second on that equal expressions give to names.
+
+        Two lists that begin empty, two draws and two models of one class are not the same.
+        """
+        if value.kind not in _MADE:
+            return value
+        nodes = self.made.setdefault(value.key, [])
+        if value.node not in nodes:
+            nodes.append(value.node)
+        number = nodes.index(value.node)
+        return self.make("again", value.node, value, number) if number else value
 
     def read_block(self, statements: Sequence[ast.stmt], env: Environment) -> None:
         """Read the statements of a block in their order; adds effects and binds names in `env`.
@@ -550,7 +567,8 @@ class Reader:
             case _:
                 return None
         names = [name for name, value in env.items() if value is target]
-        if len(names) != 1 or target.kind not in {"List", "Dict"} or any(part.parts for part in target.parts):
+        begun = target.parts[0] if target.kind == "again" else target
+        if len(names) != 1 or begun.kind not in {"List", "Dict"} or any(part.parts for part in begun.parts):
             return None
         rest = self.make("list", node, over), self.make("list", node, *conditions)
         return {names[0]: self.make(kind, node, element, *rest)}
