@@ -363,3 +363,10 @@ def test_the_planted_statement_is_named_first(forks):
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda pair: lines.answer(pair, directory, forks), planted))
     assert {pair.name: said for pair, said in zip(planted, answers, strict=True) if said[0] != "first"} == {}
+
+
+def test_a_seed_that_is_set_too_late_is_named(said):
+    late = TRAIN.replace("torch.manual_seed(0)\nnet = Net()\n", "net = Net()\ntorch.manual_seed(0)\n")
+    _, text = said(train=late)
+    assert "(moved)" in text
+    assert "What is left" not in text

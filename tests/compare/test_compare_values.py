@@ -169,3 +169,44 @@ def test_the_pieces_of_a_rename_and_of_a_move_are_one_unit(code):
     assert frozenset({"renamed = g(x)", "z = h(renamed)"}) in by_text
     assert frozenset({"return k(x) + 1"}) in by_text
     assert frozenset({"from part import Part"}) in by_text
+
+
+TWO = "import torch\nfrom nets import Net, train\none = {}\ntwo = {}\ntrain({}, {})\n"
+BUMPED = "def forward(self, x):\n    {}\n    {}\n    return x * calls\n"
+SCALED = (
+    "import torch\ndef scaled(x, by):\n    with torch.no_grad():\n        y = x.relu()\n{}z = x * by\n    return y, z\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "unit"),
+    [
+        (TWO.format("Net(3)", "Net(3)", "one", "two"), TWO.format("Net(3)", "Net(3)", "one", "one"), "statement"),
+        (TWO.format("[]", "[]", "one", "two"), TWO.format("[]", "[]", "two", "one"), "statement"),
+        (
+            "import torch\na = torch.rand(4)\nb = torch.randn(4)\nprint(a, b)\n",
+            "import torch\nb = torch.randn(4)\na = torch.rand(4)\nprint(a, b)\n",
+            "moved",
+        ),
+        (
+            BUMPED.format("calls = self.calls", "self.calls += 1"),
+            BUMPED.format("self.calls += 1", "calls = self.calls"),
+            "moved",
+        ),
+        (SCALED.format("    "), SCALED.format("        "), "moved"),
+        ("a = 1\nb = 2\nprint(a, b)\n", "b = 2\na = 1\nprint(a, b)\n", None),
+        (
+            "from nets import train\ntrain(m.parameters())\ntrain(m.parameters())\n",
+            "from nets import train\np = m.parameters()\ntrain(p)\nq = m.parameters()\ntrain(q)\n",
+            None,
+        ),
+        (
+            TWO.format("Net(3)", "Net(3)", "one", "two"),
+            TWO.format("Net(3)", "Net(3)", "one", "two").replace("one", "first").replace("two", "second"),
+            None,
+        ),
+    ],
+)
+def test_what_is_made_twice_and_what_runs_in_another_order_is_told_apart(code, a, b, unit):
+    found = [one.change for one in code({"t.py": a}, {"t.py": b}).ranked]
+    assert {change.unit for change in found} == ({unit} if unit else set())

@@ -423,9 +423,11 @@ class Reader:
     def _told_apart(self, value: Value) -> Value:
         """A value that is made anew each time: numbered from the second on that equal expressions give to names.
 
-        Two lists that begin empty, two draws and two models of one class are not the same.
+        Two lists that begin empty, two draws and two models of one class are not the same; what a method without
+        arguments gives, such as `model.parameters()`, mostly is.
         """
-        if value.kind not in _MADE:
+        asks = value.kind == "call" and value.parts[0].kind == "attribute" and not value.parts[1].parts
+        if value.kind not in _MADE or asks:
             return value
         nodes = self.made.setdefault(value.key, [])
         if value.node not in nodes:
