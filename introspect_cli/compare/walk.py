@@ -374,23 +374,23 @@ class Account:
     def _count_unopened(self) -> None:
         """Add the records of steps with equal digests to the tally.
 
-        As much as of the common step in the middle is taken not to have been seen by run a, and of the last, which may
-        hold what came after training, what was not. The middle one is blank if it has outputs but none that was
-        observed, and neither a loss nor a parameter's gradient.
+        As much as of the common step in the middle is taken not to have been seen by run a, but for the last, which may
+        hold what came after training. The last is blank if it has outputs but none that was observed, and neither a
+        loss nor a parameter's gradient.
         """
         reader, counted, are = self.comparison.a, self.counted, self.comparison.alignment.are
         paired, tally = self.outcome.paired, self.outcome.tally  # as far as it was walked
         if not len(paired):
             return
-        first, middle, last = (reader.read(paired[place][0].step) for place in (0, (len(paired) - 1) // 2, -1))
-        records = paired.records or len(first) + len(last) * (len(paired) - 1)
+        middle, last = (reader.read(paired[place][0].step) for place in ((len(paired) - 1) // 2, -1))
+        records = paired.records or len(reader.read(paired[0][0].step)) + len(last) * (len(paired) - 1)
         if not counted.all():
             records = sum(int(counted[reader.read(entry.step).site].sum()) for entry, _ in paired)
-        unopened, of_middle, missing = records - tally["opened"], counted[middle.site], unseen(middle)
-        at_last = min(unopened, int(counted[last.site].sum()))
-        share = (missing & of_middle).sum() / max(of_middle.sum(), 1)
-        blind = min(unopened, round((unopened - at_last) * share) + int((unseen(last) & counted[last.site]).sum()))
-        outputs, shows = of_middle & are(Kind.OUTPUT)[middle.site], are(Kind.LOSS, Kind.GRAD)[middle.site]
+        unopened, of_middle, of_last = records - tally["opened"], counted[middle.site], counted[last.site]
+        missing, at_last = unseen(last), min(unopened, int(of_last.sum()))
+        share = (unseen(middle) & of_middle).sum() / max(of_middle.sum(), 1)
+        blind = min(unopened, round((unopened - at_last) * share) + int((missing & of_last).sum()))
+        outputs, shows = of_last & are(Kind.OUTPUT)[last.site], are(Kind.LOSS, Kind.GRAD)[last.site]
         blank = outputs.any() and not (shows | (outputs & ~missing)).any()
         tally.update(records=records, blind_both=blind, equal=unopened - blind, blank=int(blank))
 

@@ -383,8 +383,8 @@ _WHY = {
 def changes_blocks(code: CodeChanges | None) -> list[Block]:
     """All changed statements, grouped by nearness to the divergence, the nearest group first.
 
-    Then files that changed in comments or names alone or were not read. One line where no file differs, or for None: no
-    digests were recorded.
+    Then files that changed in nothing that is computed, or were not read. One line where no file differs, or for None:
+    no digests were recorded.
     """
     if code is None:
         return [line("Nothing is known of the source files: a run has no digests of them (--no-source).")]

@@ -140,7 +140,8 @@ class Reader:
         self._context: tuple[Value, ...] = ()
         self._shared: set[str] = set()
         self._depth = 0
-        self.made: dict[int, list[ast.AST]] = {}
+        self.made: dict[int, dict[ast.AST, int]] = {}
+        """Numbers of the syntax that makes equal values anew, by their key; what is inlined counts on."""
 
     def make(self, kind: str, node: ast.AST, *parts: Any) -> Value:
         """A value of this kind and these parts, written by `node`; equal kind and equal parts give an equal key."""
@@ -222,6 +223,11 @@ class Reader:
     def _on_unaryop(self, node: ast.UnaryOp, env: Environment) -> Value:
         value = self.value(node.operand, env)
         return self.make("not" if isinstance(node.op, ast.Not) else type(node.op).__name__, node, value)
+
+    def _on_binop(self, node: ast.BinOp, env: Environment) -> Value:
+        """An operator with its two operands and the `with` contexts around it, as a call has them."""
+        one, two = self.value(node.left, env), self.value(node.right, env)
+        return self.make("BinOp", node, one, ast.dump(node.op), two, *self._context)
 
     def _on_compare(self, node: ast.Compare, env: Environment) -> Value:
         """A comparison with `not` in front for `!=`, `is not`, `not in`, and with sides swapped for `>` and `>=`.
@@ -372,7 +378,7 @@ class Reader:
         return None
 
     def _generic_value(self, node: ast.AST, env: Environment) -> Value:
-        """A value of a node whose class has no `_on_` method: its fields, of an operator also the `with` contexts."""
+        """A value of a node whose class has no `_on_` method, made of its fields."""
         parts = [
             self._values(child, env, node)
             if isinstance(child, list)
@@ -384,7 +390,7 @@ class Reader:
             for field, child in ast.iter_fields(node)
             if field not in {"ctx", "type_comment", "kind"}
         ]
-        return self.make(type(node).__name__, node, *parts, *(self._context if isinstance(node, ast.BinOp) else ()))
+        return self.make(type(node).__name__, node, *parts)
 
     # --- statements: `_on_X` adds the effects of an `ast.X` and binds its names; `read_block` finds it by this name
 
@@ -429,10 +435,8 @@ class Reader:
         asks = value.kind == "call" and value.parts[0].kind == "attribute" and not value.parts[1].parts
         if value.kind not in _MADE or asks:
             return value
-        nodes = self.made.setdefault(value.key, [])
-        if value.node not in nodes:
-            nodes.append(value.node)
-        number = nodes.index(value.node)
+        numbers = self.made.setdefault(value.key, {})
+        number = numbers.setdefault(value.node, len(numbers))
         return self.make("again", value.node, value, number) if number else value
 
     def read_block(self, statements: Sequence[ast.stmt], env: Environment) -> None:
