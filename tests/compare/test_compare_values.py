@@ -194,6 +194,21 @@ SCALED = (
             "moved",
         ),
         (SCALED.format("    "), SCALED.format("        "), "moved"),
+        (
+            "def f():\n    a, b = batch()\n    c, d = batch()\n    return a, b, c, d\n",
+            "def f():\n    a, b = batch()\n    c, d = batch()\n    return c, d, a, b\n",
+            "statement",
+        ),
+        (
+            "from nets import A, B, fit\na, b = A(), B()\nfit(a, b)\n",
+            "from nets import A, B, fit\nb, a = B(), A()\nfit(a, b)\n",
+            "statement",
+        ),
+        (
+            "def f(x):\n    if not x:\n        g(1)\n    else:\n        h(self.k(2), self.by)\n",
+            "def f(x):\n    if x:\n        t = self.k(2)\n        h(t, self.by)\n    else:\n        g(1)\n",
+            None,
+        ),
         ("a = 1\nb = 2\nprint(a, b)\n", "b = 2\na = 1\nprint(a, b)\n", None),
         (
             "from nets import train\ntrain(m.parameters())\ntrain(m.parameters())\n",

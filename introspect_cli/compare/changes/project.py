@@ -8,7 +8,6 @@ difference is given as the statement, and the line of it, that wrote it.
 from __future__ import annotations
 
 import ast
-import re
 from collections import Counter
 from difflib import SequenceMatcher, get_close_matches
 from itertools import zip_longest
@@ -71,6 +70,7 @@ class Version:
         nodes: functions, classes and files, by place.
         effects: what each of them does.
         calls: those that it makes.
+        order: what it calls, stores, changes in place and reads of objects, as it follows each other.
         at: the innermost statement of each line.
         inside: statements of each function, class or file, by their texts; the last of equal ones.
         often: how often each text stands there.
@@ -88,6 +88,7 @@ class Version:
         self.nodes: dict[Definition, Any] = {(file, ""): tree for file, tree in trees.items()}
         self.effects: dict[Definition, list[Value]] = {}
         self.calls: dict[Definition, list[Value]] = {}
+        self.order: dict[Definition, list[Value]] = {}
         self.lines = {file: text.replace("\r\n", "\n").split("\n") for file, text in texts.items()}
         self.at: dict[tuple[str, int], WrittenStatement] = {}
         self.inside: dict[Definition, dict[str, WrittenStatement]] = {}
@@ -112,7 +113,7 @@ class Version:
             self.read_inside |= _names_in(loaded) - _names_in({*own} - {*loaded})
 
     def read(self, interned: Interned) -> None:
-        """Fill `effects` and `calls` anew for all functions, classes and files, by the current `names`.
+        """Fill `effects`, `calls` and `order` anew for all functions, classes and files, by the current `names`.
 
         Args:
             interned: keys of values, the same mapping for both versions; it grows.
@@ -128,6 +129,7 @@ class Version:
                     reader.read(node, env if place[1] else {}, self.names.numbers.get(place))
                     self.effects[place] = reader.all_effects()
                     self.calls[place] = reader.calls
+                    self.order[place] = reader.order
 
     def statement_of(self, value: Value | None) -> WrittenStatement | None:
         """The innermost statement at the line that wrote a value; None for no value, or a line in no statement."""
@@ -244,23 +246,34 @@ def changed_between(
 def _moved(
     a: Version, b: Version, pairs: Mapping[Definition, Definition]
 ) -> Iterator[tuple[WrittenStatement, WrittenStatement]]:
-    """Statements that stand in another order in a function or file, as they are in a and in b.
+    """Statements that call, store or change in place in another order, as they are in a and in b.
 
-    Those alone that may do or read what others do, and that either version has once.
+    And those that read an attribute before, not after, a statement of the same function stores it, or the reverse.
     """
     for place, other in pairs.items():
-        in_a, in_b = (
-            {text: line for text, line in version.inside.get(at, {}).items() if version.often[at, text] == 1}
-            for version, at in ((a, other), (b, place))
-        )
-        order = [[text for text in own if text in in_a and text in in_b] for own in (in_a, in_b)]
-        blocks = SequenceMatcher(None, order[0], order[1], autojunk=False).get_matching_blocks()
-        stay = {text for block in blocks for text in order[0][block.a : block.a + block.size]}
-        yield from ((in_a[text], in_b[text]) for text in order[1] if text not in stay and _MAY_ACT.search(text))
+        left, right = ([v for v in order if v.kind != "attribute"] for order in (a.order[other], b.order[place]))
+        keys = [[value.key for value in own] for own in (left, right)]
+        for low, start, size in reversed(SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_matching_blocks()):
+            del left[low : low + size], right[start : start + size]
+        reads_a, reads_b = _reads_by_stores(a.order[other]), _reads_by_stores(b.order[place])
+        left += [reads_a[key] for key in reads_a.keys() - reads_b.keys()]
+        right += [reads_b[key] for key in reads_b.keys() - reads_a.keys()]
+        in_a = {value.key: a.statement_of(value) for value in left}
+        for value in right:
+            one, two = in_a.get(value.key), b.statement_of(value)
+            if one is not None and two is not None:
+                yield one, two
 
 
-_MAY_ACT = re.compile(r"^(?!@|(async )?def |class |from |import ).*([(]|[-+*/@|&^%]=|=.*\w\.\w)", re.DOTALL)
-"""A statement that calls, changes in place or reads an attribute, and is no definition or import."""
+def _reads_by_stores(order: Iterable[Value]) -> dict[tuple[int, int], Value]:
+    """Attributes that are read, by their key and how often they were stored before."""
+    stored, reads = Counter[int](), dict[tuple[int, int], Value]()
+    for value in order:
+        if value.kind == "attribute":
+            reads[value.key, stored[value.key]] = value
+        elif value.kind == "store":
+            stored[value.parts[0].key] += 1
+    return reads
 
 
 def _statements_of(

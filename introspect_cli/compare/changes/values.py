@@ -137,6 +137,8 @@ class Reader:
         self.names, self._interned, self._file = names, interned, file
         self.effects: list[Value] = []
         self.calls: list[Value] = []
+        self.order: list[Value] = []
+        """Calls, stores, changes in place and attributes that are read, in the order in which they run."""
         self._context: tuple[Value, ...] = ()
         self._shared: set[str] = set()
         self._depth = 0
@@ -214,7 +216,8 @@ class Reader:
             return self.make("name", node, self.names.renamed.get(node.attr, node.attr))
         if of.kind == "import":
             return self.make("import", node, f"{of.parts[0]}.{node.attr}")
-        return self.make("attribute", node, of, self.names.renamed.get(node.attr, node.attr))
+        value = self.make("attribute", node, of, self.names.renamed.get(node.attr, node.attr))
+        return self._in_order(value) if isinstance(node.ctx, ast.Load) else value
 
     def _on_namedexpr(self, node: ast.NamedExpr, env: Environment) -> Value:
         env[node.target.id] = value = self.value(node.value, env)
@@ -243,13 +246,14 @@ class Reader:
         return self.make("not", node, compared) if kind in _TURNED else compared
 
     def _on_ifexp(self, node: ast.IfExp, env: Environment) -> Value:
-        test = self.value(node.test, env)
-        return self._conditional(node, test, self.value(node.body, env), self.value(node.orelse, env))
+        """A conditional value; a `not` in front of the test swaps the branches instead."""
+        test, either = self.value(node.test, env), (node.body, node.orelse)
+        if test.kind == "not":
+            test, either = test.parts[0], either[::-1]
+        return self._conditional(node, test, *(self.value(each, env) for each in either))
 
     def _conditional(self, node: ast.AST, test: Value, one: Value | None, two: Value | None) -> Value:
-        """A conditional value; a `not` in front of the test swaps the branches instead. None stands for unset."""
-        if test.kind == "not":
-            test, one, two = test.parts[0], two, one
+        """A conditional value of a test that has no `not` in front. None stands for unset."""
         none = self.make("unset", node)
         return self.make("either", node, test, one or none, two or none)
 
@@ -333,7 +337,7 @@ class Reader:
             function, given = self.make("attribute", node, given[0], method[1]), given[1:]
         named = (self.make("keyword", value.node, self.names.renamed.get(n, n), value) for n, value in keywords)
         listed = self.make("list", node, *given), self.make("list", node, *named)
-        value = self.make("call", node, function, *listed, *self._context)
+        value = self._in_order(self.make("call", node, function, *listed, *self._context))
         self.calls.append(value)
         return value
 
@@ -373,6 +377,7 @@ class Reader:
             if not any(map(_returns, reader.effects)):
                 self.effects += reader.effects
                 self.calls += reader.calls
+                self.order += reader.order
                 return self.make("Constant", node, "None") if last is None else last.parts[0]
         self.names.refused.add(made.name)
         return None
@@ -394,9 +399,15 @@ class Reader:
 
     # --- statements: `_on_X` adds the effects of an `ast.X` and binds its names; `read_block` finds it by this name
 
-    def _add_effect(self, kind: str, node: ast.AST, *parts: Any) -> None:
+    def _add_effect(self, kind: str, node: ast.AST, *parts: Any) -> Value:
         """Add an effect of this kind, written by `node`."""
         self.effects.append(self.make(kind, node, *parts))
+        return self.effects[-1]
+
+    def _in_order(self, value: Value) -> Value:
+        """Add a value to `order`, and return it."""
+        self.order.append(value)
+        return value
 
     def _effects_of_block(self, statements: Sequence[ast.stmt], env: Environment, node: ast.AST) -> Value:
         """Read statements and return their effects as one `list` value instead of leaving them in `effects`."""
@@ -413,10 +424,11 @@ class Reader:
         """
         if isinstance(target, ast.Name):
             if target.id in self._shared:
-                self._add_effect("store", target, self.make("name", target, target.id), value)
+                self._in_order(self._add_effect("store", target, self.make("name", target, target.id), value))
             else:
                 env[target.id] = self._told_apart(value)
         elif isinstance(target, (ast.Tuple, ast.List)):
+            value = self._told_apart(value)
             given = value.parts[0].parts if value.kind in {"Tuple", "List"} else ()
             plain = len(given) == len(target.elts) and not any(isinstance(part, ast.Starred) for part in target.elts)
             for place, each in enumerate(target.elts):
@@ -424,7 +436,7 @@ class Reader:
         elif isinstance(target, ast.Starred):
             self._assign(target.value, self.make("rest", target, value), env)
         else:
-            self._add_effect("store", target, self.value(target, env), value)
+            self._in_order(self._add_effect("store", target, self.value(target, env), value))
 
     def _told_apart(self, value: Value) -> Value:
         """A value that is made anew each time: numbered from the second on that equal expressions give to names.
@@ -476,7 +488,7 @@ class Reader:
         Where a name stands for an object that others may hold, that is changed too: it counts as a call.
         """
         was = self.value(node.target, env)
-        value = self.make(f"in-place {type(node.op).__name__}", node, was, self.value(node.value, env))
+        value = self._in_order(self.make(f"in-place {type(node.op).__name__}", node, was, self.value(node.value, env)))
         if isinstance(node.target, ast.Name) and was.kind in _OF_OTHERS:
             self.calls.append(value)
         self._assign(node.target, value, env)
