@@ -57,7 +57,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.ledger import At
+from introspect_cli.compare.ledger import TENSORS, At
 from introspect_cli.compare.measure import (
     LEAST_BOUND,
     Floats,
@@ -112,8 +112,9 @@ if TYPE_CHECKING:
 def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     """The table of one step, with a row for each record of a, of b or of both, by site; reads both steps.
 
-    Where one run alone is a list or updates by hand, start values that only it has in the step are copied for the other
-    from the end of the other's previous step. Calls that one run makes more often are renumbered (`paired_calls`).
+    Parameters and buffers that one run alone has as the step begins, since it left out the step before, are copied for
+    the other from the end of the other's previous step; of a list, and where it updates by hand, optimizer states too.
+    Calls that one run makes more often are renumbered (`paired_calls`).
     Where only b's records are in the order of computation, a's get that order.
 
     Args:
@@ -124,10 +125,12 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     alignment, steps = comparison.alignment, (step_a, step_b)
     runs = At(comparison.a, alignment.a, step_a), At(comparison.b, alignment.b, step_b)
     batches = [run.batch for run in runs]
-    side, listed = map(int, comparison.lists_starts)
-    if side != listed:
-        wanted = alignment.ids[listed][batches[listed].site]
-        batches[side] = with_copied_starts(alignment, side, runs[side].later(-1), batches[side], wanted)
+    listed = comparison.lists_starts
+    for side, other in ((0, 1), (1, 0)):
+        after_gap = steps[other] > 0 and not (comparison.is_whole or runs[other].later(-1).recorded)
+        if not listed[side] and (listed[other] or after_gap):
+            wanted, kinds = alignment.ids[other][runs[other].batch.site], STATE_KINDS if listed[other] else TENSORS
+            batches[side] = with_copied_starts(alignment, side, runs[side].later(-1), batches[side], wanted, kinds)
     if not comparison.is_whole and len(batches[0]) != len(batches[1]):
         batches = paired_calls((alignment.a, alignment.b), batches)
     table = table_of(alignment, comparison.compared, steps, batches, comparison.layouts)

@@ -45,7 +45,7 @@ from introspect_cli.records import DRAWN_BEFORE, EVALUATED, KIND_CODES, SCALER, 
 from introspect_cli.store.batch import StepBatch, prepend_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from introspect_cli.compare.measure import Ids, Mask
     from introspect_cli.compare.steps import Sides
@@ -93,12 +93,12 @@ class Beginning:
 def lacks_start(sides: Sides, pair: Table) -> bool:
     """Whether either run has no record of what this step began with.
 
-    It has one if it has the previous step, or if this is its first step, and none before it can have been dropped.
+    It has one if it has the previous step, or if this is its first step, and none before it can have been left out.
     """
     known = []
     for reader, step, manifest in zip((sides.a, sides.b), (pair.step, pair.step_b), sides.manifests, strict=True):
-        dropped = reader.thinned or "when" in str(manifest.get("options", {}).get("steps"))
-        known.append(step - 1 in reader or (reader.entry(0).step == step and not dropped))
+        left_out = step and (reader.thinned or manifest.get("options", {}).get("steps", ":") != ":")
+        known.append(step - 1 in reader or (reader.entry(0).step == step and not left_out))
     return not all(known)
 
 
@@ -127,7 +127,9 @@ def repeated_values(sides: Sides, table: Table) -> Mask:
     return repeated
 
 
-def with_copied_starts(alignment: Alignment, side: int, before: At, batch: StepBatch, other_union: Ids) -> StepBatch:
+def with_copied_starts(
+    alignment: Alignment, side: int, before: At, batch: StepBatch, other_union: Ids, kinds: Collection[Kind]
+) -> StepBatch:
     """A step's records, preceded by start values from the end of the previous step.
 
     Added are tensors that the other run has at its start and this run has not. Unchanged where there are none, or the
@@ -139,12 +141,14 @@ def with_copied_starts(alignment: Alignment, side: int, before: At, batch: StepB
         before: the previous step of that run.
         batch: its records of the step.
         other_union: union numbers of the other run's records of the step.
+        kinds: of the tensors that are added.
     """
-    ids, rows_of, own = alignment.ids[side], before.tensor_rows(), np.full(len(alignment), -1)
+    ids, own = alignment.ids[side], np.full(len(alignment), -1)
     own[ids] = np.arange(len(ids))
     own[ids[batch.site]] = -1  # which are there already
-    wanted = other_union[alignment.are(*STATE_KINDS, Phase.START, sites=other_union)]
+    wanted = other_union[alignment.are(*kinds, Phase.START, sites=other_union)]
     wanted = wanted[(alignment.call[wanted] == 0) & (own[wanted] >= 0)]
+    rows_of = before.tensor_rows() if len(wanted) else {}
     found = [(rows_of.get(tensor_of(alignment, union), -1), own[union]) for union in wanted.tolist()]
     rows, numbers = np.array([pair for pair in found if pair[0] >= 0], np.int64).reshape(-1, 2).T
     return prepend_rows(batch, before.batch, rows, numbers) if len(rows) else batch

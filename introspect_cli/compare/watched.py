@@ -171,6 +171,28 @@ def notes_on_captures(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) ->
             yield f"{who} see everything: {text}"
     names = [name for name in narrowed(manifest_a, manifest_b) if name not in _TOLD_OTHERWISE]
     if names and not lists:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in names)
         text = "what only one recorded is not compared, and where one keeps fewer statistics, distances are missing."
-        yield f"The captures had other options ({options}): {text}"
+        yield f"The captures had other options ({_options(names)}): {text}"
+
+
+def notes_on_neither(manifest_a: dict[str, Any], manifest_b: dict[str, Any], results: frozenset[str]) -> Iterator[str]:
+    """Notes on what both captures were told to leave out: kinds of `results`, and steps or modules.
+
+    Nothing where either run is a list.
+    """
+    manifests = manifest_a, manifest_b
+    if any(is_list(manifest) or not observed_kinds(manifest) for manifest in manifests):
+        return
+    if missing := sorted(results - observed_kinds(manifest_a) - observed_kinds(manifest_b)):
+        yield f"Neither run recorded {', '.join(missing)}: not compared."
+    given = [manifest.get("options", {}) for manifest in manifests]
+    chosen = [
+        name for name in ("steps", *_FILTERS) if all(options.get(name) not in (None, [], ":") for options in given)
+    ]
+    if chosen:
+        yield f"Both captures left records out ({_options(chosen)}): what neither has is not compared."
+
+
+def _options(names: Iterable[str]) -> str:
+    """Options as they are written: `--steps, --max-depth`."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)

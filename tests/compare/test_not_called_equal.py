@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 
 import pytest
+from artefacts import REPOSITORY
 from opcapture import compared
 from small_runs import MODULES, train
 from synthetic import write_run
@@ -49,3 +51,34 @@ def test_the_same_script_in_another_folder_explains_nothing(tmp_path, paths, mor
         settings = {"command": {"argv": [path, "--lr", "1e-3"]}, **more}
         write_run(tmp_path / name, train(*["module"] * (name == "b")), modules=MODULES, settings=settings)
     assert [change.name for change in compared(tmp_path / "a", tmp_path / "b").settings] == said
+
+
+def test_what_a_step_begins_with_is_held_against_what_the_other_run_left_where_one_recorded_some_steps(introspect):
+    script = REPOSITORY / "fixtures" / "train_gpt.py"
+    for name, of_capture, rate in (
+        ("a", (), "1e-3"),
+        ("b", ("--steps", "2:"), "2e-3"),
+        ("c", ("--steps", "2:"), "1e-3"),
+    ):
+        introspect("capture", "-q", *of_capture, "-o", name, script, "--steps", "3", "--lr", rate)
+    for order in ("ab", "ba"):
+        first = json.loads(introspect("diff", *order, "--format", "json").stdout)["first"]
+        assert (first["step"], first["phase"], first["kind"]) == (2, "start", "param")
+        assert first["role"] == "propagated"
+    assert introspect("diff", "a", "c").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("left_out", "note"),
+    [
+        (("--kinds", "param,grad"), "Note: Neither run recorded buffer, loss, optimizer_state: not compared."),
+        (("--steps", "0"), "Note: Both captures left records out (--steps): what neither has is not compared."),
+    ],
+)
+def test_what_both_captures_left_out_is_said_of_runs_that_agree(introspect, left_out, note):
+    script = REPOSITORY / "fixtures" / "train_gpt.py"
+    for name in "ab":
+        introspect("capture", "-q", *left_out, "-o", name, script, "--steps", "2")
+    answer = introspect("diff", "a", "b")
+    assert answer.returncode == 0
+    assert note in " ".join(answer.stdout.split())

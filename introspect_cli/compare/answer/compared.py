@@ -27,6 +27,7 @@ from introspect_cli.compare.watched import (
     chooses_modules,
     has_failed,
     notes_on_captures,
+    notes_on_neither,
     observed_kinds,
     ran_unseen,
     stopped_within,
@@ -241,7 +242,7 @@ def _kinds_words(kinds: frozenset[Kind] | None) -> str:
 
 
 def notes_on(compared: Compared) -> Iterator[str]:
-    """Notes for any verdict: what was not compared or not observed, and differing options.
+    """Notes: what was not compared or not observed, and differing options; where nothing diverges, also equal ones.
 
     A note may be there twice, or be "".
     """
@@ -249,6 +250,8 @@ def notes_on(compared: Compared) -> Iterator[str]:
         yield from _notes_on_run(compared, name, run, other)
     yield from (note for outcome in compared.outcomes for note in outcome.notes)
     yield from notes_on_captures(compared.a.manifest, compared.b.manifest)
+    if not compared.diverges:
+        yield from notes_on_neither(compared.a.manifest, compared.b.manifest, frozenset(kind.value for kind in RESULTS))
     yield told("unopened", steps=compared.tally["unopened"])
     yield told("lean", lean=compared.tally["lean"])
     yield told("blind-both", blind=compared.tally["blind_both"], all=count(compared.counts.records, "record"))

@@ -27,9 +27,9 @@ TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 def start_cause(step: Step, position: int) -> Cause | None:
     """Cause of a tensor or optimizer state that differs at the start of a step; None for other phases.
 
-    `initial` of a tensor that no earlier step has; `gap` after steps that were not recorded; else `outside`, also where
-    one run alone has it. None where a random state differs, of what one run alone has after a gap or from the start,
-    and of an optimizer state that no earlier step has, or after no gap.
+    `gap` after steps that were not recorded; else `initial` of a tensor that no earlier step has; else `outside`, also
+    where one run alone has it. None where a random state differs, of what one run alone has after a gap or from the
+    start, and of an optimizer state that no earlier step has, or after no gap.
     """
     site = step.sites[position]
     if site.phase is not Phase.START:
@@ -40,9 +40,9 @@ def start_cause(step: Step, position: int) -> Cause | None:
         return cause("outside", role=role, subject=subject) if before and is_tensor and not step.begins.gap else None
     if step.rng_differs() or not (is_tensor or (before and step.begins.gap)):
         return None
-    if not before:
-        return cause("initial", *evidence_of("initial", step, position))
-    return cause("gap", role=Role.PROPAGATED) if step.begins.gap else cause("outside")
+    if step.begins.gap:
+        return cause("gap", role=Role.PROPAGATED)
+    return cause("outside") if before else cause("initial", *evidence_of("initial", step, position))
 
 
 @finds("initial")
