@@ -113,7 +113,8 @@ class Comparison(Sides):
         """Masks of sites that can be causes but no divergences: (random states, those that are if one-sided).
 
         None if `strict`. The latter are activations, records of evaluation, and sites whose FQN one of the runs has
-        nowhere, neither as a site, module or tensor nor as an ancestor of one. Computed once.
+        nowhere, neither as a site, module or tensor nor as an ancestor of one. Not where an exception ended one
+        run in its first step: it lacks what it did not come to. Computed once.
         """
         if self.options.strict:
             return None
@@ -121,7 +122,11 @@ class Comparison(Sides):
         held = _named_in(self.a.modules, self.rename or str), _named_in(self.b.modules, str)
         one, two = (with_ancestors(names | more) for names, more in zip(alignment.names, held, strict=True))
         alone = alignment.are(*ACTIVATIONS) | alignment.evaluating | among(alignment.fqn, one ^ two)
-        return alignment.are(Kind.RNG), alone | self.match.is_port
+        cut_a, cut_b = (
+            len(reader.entries) == 1 and manifest.get("how") == "exception"
+            for reader, manifest in zip((self.a, self.b), self.manifests, strict=True)
+        )
+        return alignment.are(Kind.RNG), (alone & (cut_a == cut_b)) | self.match.is_port
 
     # --- a run that goes on
 

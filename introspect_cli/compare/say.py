@@ -53,7 +53,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "upstream": "what went into it differs already, first of all {name}",
     # random states
     "seeded": "{by} {a} -> {b}[ ({line})]",
-    "other-state": "{draw} draws from another state[: {since} took another number of draws][; {before} before agree]",
+    "other-state": "{draw} draws from another state[: from {since} on, another number was drawn]"
+    "[; {before} before agree]",
     "draws-differ": "the first draw or seeding that differs[, in a {a}][, in b {b}][; {before} draws before it agree]",
     "draws": "random numbers were drawn {before} {name} in {side} and not in {other}",
     "unseeded": "{names} was drawn from in step {step} and never seeded (capture --seed seeds all generators)",

@@ -304,11 +304,12 @@ _BASES = "Module", "Optimizer"
 def _nearness(statement: Statement, reach: Sequence[Depths]) -> tuple[int, int]:
     """(index in `ORDER`, depth) of a statement by the first set that has it; the smaller the nearer.
 
-    A bare expression that gives no value is 1 deeper. ELSEWHERE if no set has it, or if it cannot matter.
+    A bare expression that gives no value is 1 deeper. ELSEWHERE if no set has it, or if it cannot matter and is no line
+    on record, as an assertion that failed is.
     """
     makes_nothing = isinstance(statement.node, ast.Expr) and not statement.gives
     places = [(place, depths[statement] + makes_nothing) for place, depths in enumerate(reach) if statement in depths]
-    return places[0] if places and can_matter(statement) else _ELSEWHERE
+    return places[0] if places and (places[0] == (0, 0) or can_matter(statement)) else _ELSEWHERE
 
 
 def ranked(code: CodeChanges, at: View | None, ending: Raised | None) -> tuple[Ranked, ...]:

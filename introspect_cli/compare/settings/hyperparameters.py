@@ -37,7 +37,8 @@ def hyperparameter_changes(
     The name of a change has its groups and optimizers in it only where not all have the change.
 
     All but the learning rate are recorded only when new or changed, so a value missing in one run may have been
-    recorded in an earlier step. `initial_lr` is left out where `lr` differs too, and the scaler always.
+    recorded in an earlier step; where a rate is missing, the optimizer did not step. `initial_lr` is left out where
+    `lr` differs too, and the scaler always.
 
     Args:
         table: the step.
@@ -54,7 +55,7 @@ def hyperparameter_changes(
         elsewhere = moved or (union < len(alignment.a) and union in in_b)
         one, two = (
             (table.plain(unions[side], side) if side in unions else None)
-            or (last_value(union, side) if elsewhere and not moved else None)
+            or (last_value(union, side) if elsewhere and not moved and name != "lr" else None)
             for side in "ab"
         )
         if one != two and not (elsewhere and None in (one, two)):
@@ -180,17 +181,19 @@ def learning_rates(settings: Any) -> Iterator[float]:
 def optimizers_by_name(settings: Any, rename: Callable[[str], str] = str) -> dict[str, _Hyperparameters]:
     """Hyper-parameters of its group by optimizer, then by parameter; `rename` maps the parameters' names.
 
-    An optimizer without a name has its number, and a group without names is under `group 0`; malformed ones are left
-    out.
+    An optimizer without a name has its number. Where no parameter has a name, a group is under `group 0`; malformed
+    ones are left out.
     """
     optimizers: dict[str, _Hyperparameters] = {}
     for place, optimizer in enumerate(_listed(settings)):
         if isinstance(optimizer, dict):
             held = optimizers[str(optimizer.get("name", place))] = {}
-            for number, group in enumerate(_listed(optimizer.get("groups"))):
-                if isinstance(group, dict):
+            groups = [group if isinstance(group, dict) else {} for group in _listed(optimizer.get("groups"))]
+            named = any(_listed(group.get("params")) for group in groups)  # then one without parameters has none
+            for number, group in enumerate(groups):
+                if group:
                     values = {str(name): value for name, value in group.items() if name != "params"}
-                    names = _listed(group.get("params")) or (f"group {number}",)
+                    names = _listed(group.get("params")) or (f"group {number}",) * (not named)
                     held |= {rename(str(name)): values for name in names}
     return optimizers
 
