@@ -494,6 +494,11 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
     return facts
 
 
+def rewritten(step: Step, place: Place) -> list[Evidence]:
+    """Edge: REWRITTEN as UNSEEN where `tensors` has it: what an operator read was changed before; else nothing."""
+    return [fact for fact in tensors(step, place) if fact.thing is Thing.REWRITTEN]
+
+
 outputs = _all_before(Thing.OUTPUTS, Kind.OUTPUT, *FORWARD, needed=True, of_model=True)
 """All module outputs recorded before the place."""
 
@@ -605,7 +610,7 @@ RESTS_ON: dict[str, tuple[Edge, ...]] = {
     "module": (inputs, tensors, drawn_from),
     "own_code": (inputs, inside, tensors, drawn_from),
     "script": (batches, random_at_start, passed_over),
-    "op": (everything, random_at_start),
+    "op": (everything, rewritten, random_at_start),
     "product": (trained,),
     "loss": (outputs, batches, random_at_start, passed_over, unseen),
     "backward": (forward, loss, random_at_start),

@@ -162,6 +162,43 @@ def test_a_run_that_ended_by_an_exception_is_reported_first(said, model, train, 
     assert text.startswith(begins)
 
 
+@pytest.mark.parametrize("step", [0, 2])
+def test_an_assertion_that_ended_a_step_is_named_and_no_rate_of_another_step(said, step):
+    moving = TRAIN.replace("zero_grad()", "zero_grad()\n    optimizer.param_groups[0]['lr'] = 0.1 / (step + 1)")
+    failing = moving.replace("    loss.backward()", f"    assert step != {step}, 'bad'\n    loss.backward()")
+    document, text = said(MODEL, failing, base=MODEL, base_train=moving)
+    begins = f"Run b ended by an exception in step {step} where run a goes on: AssertionError: bad, at train.py:12"
+    assert text.replace("\n", " ").startswith(begins)
+    assert changes(document) == [("train.py:12", "", True)]
+    assert not any(one["explains"] for one in document["settings"] if one["source"] == "hyperparameter")
+
+
+def test_a_draw_that_nobody_saw_is_not_said_to_be_of_the_layer_before_it(said):
+    assert "took" not in (text := said(MODEL, TRAIN.replace("Net()", "Net()\nnoise = torch.rand(3)"))[1])
+    assert "on, another number was drawn" in " ".join(text.split())
+
+
+def test_parameters_that_went_to_another_group_leave_an_empty_one_that_optimizes_nothing(said):
+    groups = "[{'params': [p for p in net.parameters() if p.ndim > MOST], 'weight_decay': 0.5}, {'params': [p for p in "
+    groups += "net.parameters() if p.ndim <= MOST]}]"
+    one, two = (TRAIN.replace("net.parameters()", groups.replace("MOST", most)) for most in "10")
+    document, text = said(MODEL, two, base=MODEL, base_train=one)
+    assert "weight_decay 0 -> 0.5" in text
+    assert [one["name"] for one in document["settings"] if "group" in one["name"]] == []
+
+
+def test_a_kernel_is_not_blamed_where_a_forward_pass_changes_the_parameter_that_it_reads(said):
+    lines = ["x = self.b(torch.relu(self.a(x)))", "self.b.weight.data.mul_(0.9)"]
+    one, two = (
+        MODEL.replace("return self.b(torch.relu(self.a(x)))", "\n        ".join([*order, "return x"]))
+        for order in (lines, lines[::-1])
+    )
+    document, text = said(two, options=("--level", "op"), base=one)
+    assert document["first"]["kind"] == "op_output"
+    assert document["first"]["role"] == "propagated"
+    assert "its parameters at this point of a forward pass that changes them" in text
+
+
 @pytest.mark.parametrize(
     ("stop", "words"), [("KeyboardInterrupt", "ended (interrupt)"), ("SystemExit(3)", "ended (exit)")]
 )
