@@ -39,7 +39,7 @@ from introspect_cli.compare.say import some, tensor_name
 from introspect_cli.compare.settings.beginning import DOCUMENT
 from introspect_cli.compare.settings.settings import tensor_files
 from introspect_cli.compare.table import KINDS, WITHIN, Alignment
-from introspect_cli.compare.watched import STATE_KINDS
+from introspect_cli.compare.watched import STATE_KINDS, choosing
 from introspect_cli.labels import Labels, step_words
 from introspect_cli.records import DRAWN_BEFORE, EVALUATED, KIND_CODES, SCALER, Kind, Phase, Status
 from introspect_cli.store.batch import StepBatch, prepend_rows
@@ -97,7 +97,7 @@ def lacks_start(sides: Sides, pair: Table) -> bool:
     """
     known = []
     for reader, step, manifest in zip((sides.a, sides.b), (pair.step, pair.step_b), sides.manifests, strict=True):
-        left_out = step and (reader.thinned or manifest.get("options", {}).get("steps", ":") != ":")
+        left_out = step and (reader.thinned or "steps" in choosing(manifest))
         known.append(step - 1 in reader or (reader.entry(0).step == step and not left_out))
     return not all(known)
 

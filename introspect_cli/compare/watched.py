@@ -35,10 +35,15 @@ def observed_kinds(manifest: dict[str, Any]) -> frozenset[str]:
     return frozenset(map(str, manifest.get("observed", ())))
 
 
+def choosing(manifest: dict[str, Any]) -> list[str]:
+    """Names of the options by which a capture was told to leave out steps or modules: `steps`, and `_FILTERS`."""
+    options = manifest.get("options", {})
+    return [name for name in ("steps", *_FILTERS) if options.get(name) not in (None, [], ":")]
+
+
 def chooses_modules(manifest: dict[str, Any]) -> bool:
     """Whether a capture may have left modules out: it was given any of `modules`, `exclude` and `max_depth`."""
-    options = manifest.get("options", {})
-    return any(options.get(name) not in (None, []) for name in _FILTERS)
+    return not set(_FILTERS).isdisjoint(choosing(manifest))
 
 
 def is_list(manifest: dict[str, Any]) -> bool:
@@ -180,16 +185,11 @@ def notes_on_neither(manifest_a: dict[str, Any], manifest_b: dict[str, Any], res
 
     Nothing where either run is a list.
     """
-    manifests = manifest_a, manifest_b
-    if any(is_list(manifest) or not observed_kinds(manifest) for manifest in manifests):
+    if any(is_list(manifest) or not observed_kinds(manifest) for manifest in (manifest_a, manifest_b)):
         return
     if missing := sorted(results - observed_kinds(manifest_a) - observed_kinds(manifest_b)):
         yield f"Neither run recorded {', '.join(missing)}: not compared."
-    given = [manifest.get("options", {}) for manifest in manifests]
-    chosen = [
-        name for name in ("steps", *_FILTERS) if all(options.get(name) not in (None, [], ":") for options in given)
-    ]
-    if chosen:
+    if chosen := [name for name in choosing(manifest_a) if name in choosing(manifest_b)]:
         yield f"Both captures left records out ({_options(chosen)}): what neither has is not compared."
 
 
