@@ -75,6 +75,25 @@ def test_what_is_shown_of_a_statement_is_what_changed_in_it(said, base, after, t
     assert told in text, text
 
 
+def test_a_class_that_is_only_renamed_is_no_cause(said):
+    block = """
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm = torch.nn.Linear(4, 8), torch.nn.LayerNorm(8)
+
+    def forward(self, x):
+        return self.norm(self.a(x).relu())
+
+"""
+    base = MODEL.replace("torch.nn.Linear(4, 8),", "Block(),").replace("\nclass Net", f"{block}\nclass Net")
+    another = base.replace(block, block.replace("Block", "Layer") + block)
+    for after, named in ((base.replace("Block", "Layer"), False), (another.replace(" Block(),", " Layer(),"), True)):
+        document, text = said(after.replace("relu()", "sigmoid()", 1), base=base)
+        assert ("is Block in a and Layer in b" in text) is named, text
+        assert any(likely for _, scope, likely in changes(document) if named or scope == "Layer.forward")
+
+
 def test_what_runs_behind_the_place_in_the_first_step_is_no_cause(said):
     forward = "h = torch.relu(self.a(x)){}\n        for _ in range(1):\n            y = self.b(h)\n        return y{}"
     base, after = (

@@ -142,12 +142,12 @@ def code_changes(a: Run, b: Run) -> CodeChanges | None:
     side_a, side_b = (
         {name: kept[of[name]].text for name in differing if name in of and name not in unread} for kept, of in runs
     )
-    changes, quiet = changed_between(side_a, side_b, names)
+    changes, classes, quiet = changed_between(side_a, side_b, names)
     unread |= {name: "secret" for name in quiet if not all(kept[of[name]].exact for kept, of in runs)}
     unchanged = tuple(name for name in quiet if name not in unread)
     every = [_texts_of(kept, of, differing) if changes else {} for kept, of in runs]
     ranked = tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
-    return CodeChanges(ranked, unchanged, tuple(unread.items()), len(names), (every[0], every[1]))
+    return CodeChanges(ranked, unchanged, tuple(unread.items()), len(names), (every[0], every[1]), classes)
 
 
 def _names_in_b(runs: tuple[Run, Run], one: Sources, two: Sources) -> dict[str, str]:

@@ -95,7 +95,7 @@ def origins_of(at: View, outcomes: Sequence[RankOutcome], lost: Sequence[Part]) 
         yield Origin(f"{part.state.value}: {parts_words([part])[0]}", first if leads else shown, part.part)
     every = [(first, at.cause), *best.origins] if first.role is Role.ORIGIN else []
     for divergence, cause in every[bool(lost) :]:
-        view = View(replace(best, first=divergence, cause=cause), outcomes)
+        view = View(replace(best, first=divergence, cause=cause), outcomes, at.renamed)
         unexplained = not any(_loss_explains(part, divergence) for part in lost)
         if unexplained and (ending is None or view.side_without != ending.side):
             story = explanation_of(view)
@@ -127,9 +127,9 @@ def diverged_answer(answer: DiffResult, compared: Compared, hidden: str) -> Diff
     """
     options, best, resumed = compared.options, compared.best, answer.resumed
     assert best is not None
-    at = View(best, compared.outcomes)
-    first, cut, lost = at.first, cut_short(at), () if resumed is None else resumed.lost
     changed = code_changes(compared.a, compared.b)
+    at = View(best, compared.outcomes, frozenset() if changed is None else changed.renamed)
+    first, cut, lost = at.first, cut_short(at), () if resumed is None else resumed.lost
     code = ranked_code(changed, at, cut)
     offset = any(outcome.offset for outcome in compared.outcomes)
     differ = setting_changes(compared.a, compared.b, at, reason_named(at.cause.reason), offset=offset)
@@ -209,6 +209,7 @@ def _lines_near(later: Divergence, at: View, code: CodeChanges | None, changed: 
         return ""
     before = np.isin(at.table.site, at.step.divergences.site[: at.step.sites.index(later.site)]) & ~at.table.one_sided
     step = Step(at.step.comparison, at.table.marked(before, WITHIN), at.step.begins, at.step.learned)
-    there = View(replace(at.outcome, first=later, step=step, cause=judge(step, step.sites.index(later.site))), ())
+    cause = judge(step, step.sites.index(later.site))
+    there = View(replace(at.outcome, first=later, step=step, cause=cause), (), at.renamed)
     near = ranked_code(changed, there, cut_short(there)) or changed
     return some([one.change.place for one in near.likely if one.change.place in others])

@@ -186,8 +186,10 @@ def _names_in(nodes: Iterable[ast.AST]) -> set[str]:
     return {str(word) for node in nodes for key in ("id", "attr", "arg", "name") if (word := getattr(node, key, None))}
 
 
-def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Iterable[str] = ()) -> list[Change]:
-    """Statements in which two versions compute something else, sorted by file and line.
+def changed(
+    texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Iterable[str] = ()
+) -> tuple[list[Change], frozenset[tuple[str, str]]]:
+    """Statements in which two versions compute something else, sorted by file and line; and classes renamed, as (a, b).
 
     Up to `_MOST_PASSES` times, what was renamed or moved into a function of its own is learned from the differences and
     both versions are read again.
@@ -224,13 +226,15 @@ def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Itera
     if not changes:  # values have no order: which of two draws comes first, or whether a read sees what a line writes
         for one, two in _moved(a, b, pairs):
             _add_change(changes, one, two)
-    return sorted(changes.values(), key=lambda change: (change.file, change.line))
+    classes = (each for each in pairs.items() if isinstance(b.nodes[each[0]], ast.ClassDef))
+    renamed = frozenset((_last(other), _last(place)) for place, other in classes if _last(other) != _last(place))
+    return sorted(changes.values(), key=lambda change: (change.file, change.line)), renamed
 
 
 def changed_between(
     texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Iterable[str] = ()
-) -> tuple[list[Change], list[str]]:
-    """(changes as of `changed`, files of both versions that have none).
+) -> tuple[list[Change], frozenset[tuple[str, str]], list[str]]:
+    """(changes, and classes renamed, as of `changed`; files of both versions that have none).
 
     A file that Python cannot parse is one change of unit `file`. Arguments are those of `changed`.
     """
@@ -238,9 +242,10 @@ def changed_between(
     whole = [file for file in every if None in (tree_of(each.get(file, "")) for each in (texts_a, texts_b))]
     parsed_a, parsed_b = ({f: t for f, t in texts.items() if f not in whole} for texts in (texts_a, texts_b))
     changes = [changed_file(file, texts_a.get(file), texts_b.get(file)) for file in whole]
-    changes += changed(parsed_a, parsed_b, files)
+    found, renamed = changed(parsed_a, parsed_b, files)
+    changes += found
     differ = {file for each in changes for file in (each.file, each.file_a)}
-    return changes, sorted((parsed_a.keys() & parsed_b.keys()) - differ)
+    return changes, renamed, sorted((parsed_a.keys() & parsed_b.keys()) - differ)
 
 
 def _moved(

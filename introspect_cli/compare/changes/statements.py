@@ -224,6 +224,7 @@ class CodeChanges(NamedTuple):
             (only what was redacted can differ, or comments), `binary`.
         compared: how many files either run has a digest of, one that was renamed counted once.
         texts: files of a and of b by their names in b, until the changes are ranked.
+        renamed: names that a class has in a and in b, where it is one class with two.
     """
 
     ranked: tuple[Ranked, ...] = ()
@@ -231,6 +232,7 @@ class CodeChanges(NamedTuple):
     unread: tuple[tuple[str, str], ...] = ()
     compared: int = 0
     texts: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
+    renamed: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def likely(self) -> tuple[Ranked, ...]:

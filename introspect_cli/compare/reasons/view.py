@@ -36,9 +36,10 @@ class View:
         rounding: whether its distance is of the size of rounding.
         is_first_step: whether it is in the first compared step.
         settings: settings that differ, the strongest explanation first.
+        renamed: names of classes in a and in b that are one class of the code.
     """
 
-    def __init__(self, outcome: RankOutcome, peers: Sequence[RankOutcome]) -> None:
+    def __init__(self, outcome: RankOutcome, peers: Sequence[RankOutcome], renamed: frozenset[tuple[str, str]]) -> None:
         """Take the outcome of one rank and those of all ranks; nothing is looked up before it is asked for.
 
         The one must have a first divergence, its step and its cause (AssertionError). `settings` stays () until the
@@ -51,7 +52,7 @@ class View:
         self.runs = self.step.comparison.runs
         self.compared, self.ranks = outcome.paired.steps, len(peers)
         self.settings: tuple[SettingChange, ...] = ()
-        self.tolerated = outcome.tolerated
+        self.tolerated, self.renamed = outcome.tolerated, renamed
         self.peers = tuple(peer.first for peer in peers if peer.first is not None)
         self.side_without = OTHER.get(self.first.only, "")
         self.rounding = self.first.size is Size.ROUNDING
@@ -128,10 +129,10 @@ class View:
     def classes_of(self, name: str) -> tuple[str, ...]:
         """(class in a, class in b) of module `name` where they differ; () otherwise.
 
-        () also for a root module, and where one run has no such module.
+        () also for a root module, where one run has no such module, and where the class was only renamed.
         """
         classes = tuple(tree[name].module_class for tree in self.step.modules if name in tree)
-        return classes if len(set(classes)) > 1 and owner_of(name) else ()
+        return classes if len(set(classes)) > 1 and owner_of(name) and classes not in self.renamed else ()
 
     def attributes(self, name: str) -> list[tuple[str, str | None, str | None]]:
         """(attribute, value in a, value in b) where a module's attributes differ, `training` first.
