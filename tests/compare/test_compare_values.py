@@ -78,6 +78,8 @@ def test_a_rewrite_alone_computes_nothing_else(code):
          "def f(y):\n    match y:\n        case A(b=1):\n            g(y)"),
         ("if main:\n    log = g()\n    f(log).backward()\ndef h(y):\n    rate = 1\n    return y + rate",
          "if main:\n    rate = g()\n    loss = f(rate)\n    loss.backward()\ndef h(y):\n    return y + 1"),
+        ("def f(p=ArgumentParser(description='one')):\n    p.add_argument('--n', type=int, help='of it')",
+         "def f(q=ArgumentParser(description='two')):\n    q.add_argument('--n', type=int, metavar='N')"),
     ],
 )  # fmt: skip
 def test_another_way_to_write_it_is_no_change(told, a, b):
@@ -108,6 +110,8 @@ def test_another_way_to_write_it_is_no_change(told, a, b):
         ("def f(x):\n    y = g(x)\n    return y", "def f(x):\n    y = g(x)\n    y = ~y\n    return y", 3),
         ("def f(x, b=1):\n    return x * b", "def f(x, a=0, b=1):\n    return x * b", 1),
         ("def f(x):\n    return max(x)", "max = min\ndef f(x):\n    return max(x)", 1),
+        ("def f(p):\n    p.option(n=1, help='a')", "def f(p):\n    p.option(n=2)", 2),
+        ("def f(x):\n    return Task(x, description='a')", "def f(x):\n    return Task(x, description='b')", 2),
     ],
 )  # fmt: skip
 def test_what_differs_has_the_line_of_the_smallest_part(told, a, b, line):

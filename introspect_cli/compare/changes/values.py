@@ -123,6 +123,10 @@ _OPERATORS = {"torch.add": "Add", "torch.sub": "Sub", "torch.mul": "Mult", "torc
 )
 """The operator that computes the same bits as a function of torch, or a method of a tensor, of two arguments."""
 
+_TELLS = frozenset({"ArgumentParser", "add_argument", "add_argument_group", "add_parser", "option", "tqdm", "trange"})
+_TOLD = frozenset({"help", "description", "epilog", "metavar", "usage", "desc"})
+"""Keywords of these calls that are shown, and change no number."""
+
 _MADE = frozenset({"call", "List", "Dict", "Set"})
 """Kinds of values that are others each time, though the expressions are equal."""
 _OF_OTHERS = frozenset({"argument", "each", "part", "attribute", "Subscript"})
@@ -323,8 +327,10 @@ class Reader:
                 return self.value(node.args[0], env)
         function = self.value(node.func, env)
         given = [self.value(each, env) for each in node.args]
+        told = _TOLD if str(*function.parts[-1:]).rpartition(".")[2] in _TELLS else ()
         keywords = sorted(
-            ((keyword.arg or "**", self.value(keyword.value, env)) for keyword in node.keywords), key=lambda one: one[0]
+            ((one.arg or "**", self.value(one.value, env)) for one in node.keywords if one.arg not in told),
+            key=lambda one: one[0],
         )
         done = self._inline(node, function, given, dict(keywords))
         if done is not None:
