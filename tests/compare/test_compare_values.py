@@ -111,6 +111,9 @@ def test_another_way_to_write_it_is_no_change(told, a, b):
         ("def f(x, b=1):\n    return x * b", "def f(x, a=0, b=1):\n    return x * b", 1),
         ("def f(x):\n    return max(x)", "max = min\ndef f(x):\n    return max(x)", 1),
         ("def f(p):\n    p.option(n=1, help='a')", "def f(p):\n    p.option(n=2)", 2),
+        ("class C:\n    n = lambda x: x", "class C:\n    n = lambda x, y=1: x", 2),
+        ("n = lambda x: x", "n = lambda x, y=1: x", 1),
+        ("class C:\n    pass", "def C(x=1):\n    return x", 1),
         ("def f(x):\n    return Task(x, description='a')", "def f(x):\n    return Task(x, description='b')", 2),
     ],
 )  # fmt: skip

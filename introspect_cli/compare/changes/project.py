@@ -432,9 +432,9 @@ def _changes_nothing(one: Difference, *held: tuple[Version, Definition]) -> bool
         return False
     if part.kind == "unused":
         return len({sum(call.key == part.parts[0].key for call in v.calls[place]) for v, place in held}) == 1
-    if part.kind != "default":
-        return False
     mine, other = (v.nodes[place] for v, place in (held if one.b is None else held[::-1]))
+    if part.kind != "default" or not (isinstance(mine, FUNCTIONS) and isinstance(other, FUNCTIONS)):
+        return False  # of a function inside a class or file, or a function and a class of one name
     behind = parameters_of(mine)[len(parameters_of(other)) :]
     return part.node in {*mine.args.kw_defaults, *(default for _, default in behind)}
 
