@@ -94,6 +94,33 @@ class Block(torch.nn.Module):
         assert any(likely for _, scope, likely in changes(document) if named or scope == "Layer.forward")
 
 
+def test_a_module_that_one_run_alone_draws_inside_of_one_that_both_have_is_the_origin(said):
+    """The random state differs as the step begins, since the module was drawn; the one around it returns otherwise."""
+    layer = """
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pool = torch.nn.Linear(4, 4)
+        self.lin = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return [self.lin(self.pool(x))]
+
+"""
+    base = MODEL.replace(
+        "self.a, self.b =", "self.first, self.layer = torch.nn.Linear(4, 4), Layer()\n        self.a, self.b ="
+    )
+    base = base.replace("self.a(x)", "self.a(self.layer(self.first(x))[0])").replace(
+        "\nclass Net", f"{layer}\nclass Net"
+    )
+    after = base.replace("        self.pool = torch.nn.Linear(4, 4)\n", "").replace(
+        "[self.lin(self.pool(x))]", "self.lin(x)"
+    )
+    document, text = said(after.replace("(self.first(x))[0]", "(self.first(x))"), base=base)
+    assert (document["first"]["fqn"], document["first"]["role"]) == ("Net.layer.pool.weight", "origin"), text
+    assert "the module Net.layer.pool exists only in a" in text
+
+
 def test_what_runs_behind_the_place_in_the_first_step_is_no_cause(said):
     forward = "h = torch.relu(self.a(x)){}\n        for _ in range(1):\n            y = self.b(h)\n        return y{}"
     base, after = (

@@ -129,6 +129,36 @@ def test_a_value_that_went_to_another_statement_is_a_change_of_both(told):
     ]
 
 
+def test_a_statement_that_both_versions_have_is_not_said_to_be_gone(told):
+    """What it is put on changed, in more lines than are named instead."""
+    a = (
+        "def f(z, k):\n    if k:\n        mask = draw(z)\n        add = like(z)\n"
+        "        z = where(mask, z + add, z)\n    return round(bound(z))\n"
+    )
+    b = a.replace("z", "y").replace("(y, k):", "(z, k):\n    y = bound(z)").replace("bound(y))", "y)")
+    assert [(one, two) for _, one, two in told(a, b)] == [
+        ("if k:", "if k:"),
+        ("return round(bound(z))", "return round(y)"),
+    ]
+
+
+def test_what_changed_in_lines_that_went_to_another_function_is_told(told):
+    held = "    if not x:\n        return {0}\n    return where(mask({0}), {0} + 1, {0}){1}\n"
+    a = f"def part(x):\n    y = bound(x)\n{held.format('y', '')}\ndef whole(x):\n    return last(part(x))\n"
+    b = "def part(x):\n    return bound(x)\n\ndef noise(y, x):\n" + held.format("y", ".clamp(1)")
+    b += "\ndef whole(x):\n    return last(noise(part(x), x))\n"
+    rows = [(one, two) for _, one, two in told(a, b)]
+    assert ("return where(mask(y), y + 1, y)", "return where(mask(y), y + 1, y).clamp(1)") in rows
+    assert not any(None in row for row in rows)
+
+
+def test_where_a_new_function_took_the_place_of_a_value_the_call_is_told(told):
+    a = "def f(self):\n    w = norm(self.w) / self.n\n    return w\n"
+    b = a.replace("norm(self.w)", "scaled(self.w)")
+    helper = "def scaled(w):\n    w, shape = pack(w)\n    return unpack(norm(w) * 2, shape)\n\n"
+    assert told(a, helper + b)[-1][1:] == ("w = norm(self.w) / self.n", "w = scaled(self.w) / self.n")
+
+
 def test_a_new_function_of_a_name_that_others_have_is_not_what_they_call(code):
     a = "def given(x):\n    return x\n\ndef f(x):\n    if given(x):\n        g(x)\n    h(x)\n"
     b = {"f.py": a.replace("h(x)", "h(x, 1)"), "new.py": "def given(y):\n    return y is not None\n"}

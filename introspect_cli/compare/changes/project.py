@@ -37,7 +37,7 @@ from introspect_cli.compare.changes.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from introspect_cli.compare.changes.statements import Definition
     from introspect_cli.compare.changes.values import Interned
@@ -174,6 +174,10 @@ class Version:
         best = get_close_matches(text, same or left, 1, 0 if same else _ALIKE)
         return None if not best else near if near and near.side == there[best[0]].side else there[best[0]]
 
+    def is_inlined(self, line: WrittenStatement | None) -> bool:
+        """Whether a statement is of a function that the other version lacks."""
+        return line is not None and line.scope.rpartition(".")[2] in self.names.inlined
+
     def keys_inside(self, place: Definition) -> frozenset[int]:
         """Keys of all values in the effects of a function or class, and of what is nested in it."""
         file, name = place
@@ -212,7 +216,7 @@ def changed(
         if number == _MOST_PASSES - 1 or not _learn_names(a, b, pairs, found):
             break
     changes: dict[object, Change] = {}
-    for difference in found:
+    for difference in _rejoined(a, b, found):
         for one, two in _statements_of(a, b, difference):
             _add_change(changes, one, two)
     for version, matched in ((a, {*pairs.values()}), (b, {*pairs})):
@@ -294,6 +298,9 @@ def _statements_of(
     one, two = a.statement_of(found.a), b.statement_of(found.b)
     around = found.around or (None, None)
     near_a, near_b = a.statement_of(around[0]), b.statement_of(around[1])
+    new_a, new_b = a.is_inlined(one) and not a.is_inlined(near_a), b.is_inlined(two) and not b.is_inlined(near_b)
+    if one and two and new_a != new_b:  # a call of a new function took its place
+        one, two = (near_a, two) if new_a else (one, near_b)
     here, there = a.beside(one, near_a, two), b.beside(two, near_b, one)
     in_a, in_b = a.inside.get(here, {}), b.inside.get(there, {})
     stand = [
@@ -313,6 +320,7 @@ def _statements_of(
         gone = [line for text, line in in_a.items() if text not in in_b]
         come = [line for text, line in in_b.items() if text not in in_a]
         rerouted = 0 < len(gone) + len(come) <= _MOST_REROUTED
+        one, two = one or (two and in_a.get(two.side.text)), two or (one and in_b.get(one.side.text))
         if rerouted or not ((gone or come) and one and two and one.side.text != two.side.text):  # else neither changed
             yield from zip_longest(gone, come) if rerouted else [(one, two)]
 
@@ -409,6 +417,23 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
         alone = [place for place in version.nodes.keys() - matched if not place[1]]
         for effect in (each for place in alone for each in effects_of(version, place) if each.key not in common):
             yield Difference(effect, None) if version is a else Difference(None, effect)
+
+
+def _rejoined(a: Version, b: Version, found: Sequence[Difference]) -> Iterator[Difference]:
+    """The differences; parts, of a value that one version alone has, and the other alone in a statement of that text.
+
+    So are the lines of a block told that went to another function and were changed.
+    """
+    gone = {line.side.text: each for each in found if each.b is None and (line := a.statement_of(each.a))}
+    joined = dict[int, list[Difference]]()
+    for each in found:
+        line = b.statement_of(each.b) if each.a is None else None
+        other = gone.get(line.side.text) if line is not None else None
+        if other and other.a and each.b and other.a.kind == each.b.kind and each.b.kind not in STATEMENTS:
+            inner = differences([other.a], [each.b])
+            joined |= {id(other): [], id(each): inner} if inner else {}
+    for each in found:
+        yield from joined.get(id(each), [each])
 
 
 def _is_of_the_run(value: Value) -> bool:

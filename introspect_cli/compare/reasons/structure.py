@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.match import tied_to
-from introspect_cli.compare.names import FORWARD, owner_of
+from introspect_cli.compare.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.reasons.forward import find_call_counts, find_class
 from introspect_cli.compare.reasons.update import find_other_optimizer
@@ -40,20 +41,21 @@ def one_side_cause(step: Step, position: int) -> Cause | None:
 def subject_of(step: Step, position: int) -> tuple[str, Role]:
     """The outermost module or name around a record that one run alone has, and the record's role.
 
-    ORIGIN if the record is the first of that module in the step; PROPAGATED if it is not, if anything has diverged
-    before, or if the other run has that name too and an earlier record of both runs, saved files left out,
-    differs.
+    ORIGIN if the record is the first of that module in the step; PROPAGATED if it is not, or if anything has diverged
+    before. Where an earlier record of both runs, saved files left out, differs, it is the outermost that the other run
+    lacks; PROPAGATED where that has them all.
     """
     names, inside = step.one_sided["a" if step.divergences.row_a[position] >= 0 else "b"]
-    subject, head = step.sites[position].fqn, owner_of(step.sites[position].fqn)
-    while head and head in names:
-        subject, head = head, owner_of(head)
-    if step.begins.diverged or inside.get(subject, position) != position:
-        return subject, Role.PROPAGATED
+    fqn = step.sites[position].fqn
+    every = [fqn, *takewhile(names.__contains__, ancestors(fqn))]
+    if step.begins.diverged or inside.get(every[-1], position) != position:
+        return every[-1], Role.PROPAGATED
     computed = ~step.divergences.are(Kind.PRODUCT)[:position]  # files change nothing
-    earlier = bool((computed & ~step.divergences.one_sided[:position]).any())
+    if not (computed & ~step.divergences.one_sided[:position]).any():
+        return every[-1], Role.ORIGIN
     other = step.alignment.names[bool(step.divergences.row_b[position] < 0)]
-    return subject, Role.PROPAGATED if earlier and subject in other else Role.ORIGIN
+    lacking = next((name for name in reversed(every) if name not in other), "")
+    return lacking or every[-1], Role.ORIGIN if lacking else Role.PROPAGATED
 
 
 @finds("structure")
