@@ -121,6 +121,34 @@ class Layer(torch.nn.Module):
     assert "the module Net.layer.pool exists only in a" in text
 
 
+def test_what_calls_the_function_on_record_comes_before_what_builds_the_model(said):
+    norm = "\n\nclass Norm(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        "
+    norm += (
+        "self.weight = torch.nn.Parameter(torch.ones(8))\n\n    def forward(self, x):\n        return x * self.weight\n"
+    )
+    base = MODEL.replace("torch.relu(self.a(x))", "self.norm(self.a(x))").replace("self.a, ", "self.norm, self.a, ")
+    base = base.replace("torch.nn.Linear(4, 8)", "torch.nn.LayerNorm(8, bias=False), torch.nn.Linear(4, 8)")
+    after = base.replace("torch.nn.LayerNorm(8, bias=False)", "Norm()").replace("\n\nclass Net", f"{norm}\n\nclass Net")
+    after = after.replace(
+        "\n    def forward(self, x):\n        return self.b", "        self.apply(self.begin)\n@"
+    ).replace("@", "\n    def forward(self, x):\n        return self.b")
+    after += "\n    def begin(self, module):\n        if isinstance(module, torch.nn.Linear):\n"
+    after += "            torch.nn.init.normal_(module.weight)\n"
+    document, text = said(after, base=base)
+    assert document["first"]["phase"] == "start"
+    assert "(nothing) -> self.apply(self.begin)" in text.partition("likely")[2].partition("\n")[0], text
+
+
+def test_as_the_first_step_begins_no_forward_comes_first(said):
+    base = MODEL.replace("return self.b(", "v = x.cos()\n        v = 0.5 * (v + x)\n        return self.b(v.sum() + ")
+    base = base.replace("self.a, self.b =", "self.c = torch.nn.Linear(4, 4)\n        self.a, self.b =")
+    after = base.replace("self.a, self.b =", "self.to_mix = torch.nn.Linear(4, 4)\n        self.a, self.b =")
+    after = after.replace("v = 0.5 * (v + x)", "mix = self.to_mix(x)\n        v = v * mix + x * (1 - mix)")
+    document, text = said(after, base=base)
+    assert document["first"]["fqn"] == "Net.to_mix.weight"
+    assert [scope for _, scope, _ in changes(document)] == ["Net.__init__", "Net.forward", "Net.forward"], text
+
+
 def test_what_runs_behind_the_place_in_the_first_step_is_no_cause(said):
     forward = "h = torch.relu(self.a(x)){}\n        for _ in range(1):\n            y = self.b(h)\n        return y{}"
     base, after = (

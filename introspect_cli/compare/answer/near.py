@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from introspect_cli.compare.changes.code import Code, can_matter
+from introspect_cli.compare.changes.code import OF_EVERY_CLASS, Code, can_matter
 from introspect_cli.compare.changes.statements import ORDER, Nearness, Ranked, Statement
 from introspect_cli.compare.evidence import Known, Thing
 from introspect_cli.compare.names import ancestors, owner_of
@@ -215,6 +215,8 @@ def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths
     is_first = is_in_first_pass and not at.site.call
     apart = _statements_apart(code, at, first=is_first)
     computes = _computing(code, at, side, clues, models, between, apart if is_first else set())
+    within = {s.scope.rpartition(".")[2] for s in recorded} - OF_EVERY_CLASS  # functions that a line on record is in
+    computes = dict.fromkeys(code.users_of(within), 1) | computes
     if at.cause.reason == "gap":  # what was not recorded may be anything
         between.update(code.statements)
     reach = recorded, computes, code.statements_behind([*recorded, *computes], models), dict.fromkeys(between, 0)
@@ -350,7 +352,7 @@ def _ranked_change(
     `hits` counts the words of its text that are among `named`, one that changed three times. A change that
     `_only_defines`, or names devices where both runs have the tensor on one, is `_FAR` deeper, has no hits and cannot
     matter; one in a class of modules or optimizers of which none is among those that `ran` is BETWEEN at best, without
-    hits.
+    hits, and so is one of a `forward` as the first step begins.
     """
     counts = [Counter(re.findall(r"\w+(?:\.\d+)?", side.text if side else "")) for side in (change.a, change.b)]
     words = set((counts[0] - counts[1]) + (counts[1] - counts[0])) or set(counts[0] + counts[1])
@@ -368,6 +370,8 @@ def _ranked_change(
     bases = ran.intersection(_BASES)
     owners = {name for name in change.scope.split(".") for code, _ in sides if bases & (code.kinds_of(name) - {name})}
     idle = bool(owners) and not owners & ran
+    if at is not None and at.site.phase is Phase.START and at.is_first_step:  # no model has run
+        idle |= change.scope.endswith(".forward")
     behind = max(best[0], ORDER.index(Nearness.BETWEEN) * idle)
     return Ranked(change, ORDER[behind], best[1], hits * (not idle), can_matter=matters)
 

@@ -37,7 +37,7 @@ _EVERYWHERE = frozenset(("self", "cls", "args", "kwargs", "config", "cfg", "torc
 """Names that stand in every other statement and lead everywhere."""
 _NAMING = frozenset(("add_argument", "register_buffer", "register_parameter", "add_module", "setattr"))
 """What gives a value to the name that a text among its arguments is."""
-_OF_EVERY_CLASS = frozenset(("__init__", "forward", "step", "train", "eval", "to", "backward"))
+OF_EVERY_CLASS = frozenset(("__init__", "forward", "step", "train", "eval", "to", "backward"))
 """Methods whose name does not say whose they are."""
 
 
@@ -171,6 +171,10 @@ class Code:
         """Statements that call any of these last names."""
         return {statement for name in names for statement in self.callers.get(name, ())}
 
+    def users_of(self, names: Iterable[str]) -> set[Statement]:
+        """Statements that call any of these last names, or take it as a value."""
+        return {statement for name in names for used in (self.callers, self.takers) for statement in used.get(name, ())}
+
     def kinds_of(self, class_name: str) -> set[str]:
         """Simple names of a class and of all that it inherits from, as far as these files tell.
 
@@ -194,9 +198,9 @@ class Code:
         """Functions that a call of `name` in place `by` may mean.
 
         Those of the same class; else of the same file; else all of that name, if they are at most `_MOST_MEANT`. [] for
-        names in `_OF_EVERY_CLASS`.
+        names in `OF_EVERY_CLASS`.
         """
-        places = [] if name in _OF_EVERY_CLASS else self.functions.get(name, [])
+        places = [] if name in OF_EVERY_CLASS else self.functions.get(name, [])
         same_class = [place for place in places if place == (by[0], f"{by[1].rpartition('.')[0]}.{name}")]
         same_file = [place for place in places if place[0] == by[0]]
         return same_class or same_file or (places if len(places) <= _MOST_MEANT else [])
