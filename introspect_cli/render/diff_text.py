@@ -138,7 +138,7 @@ def why_lines(result: DiffResult) -> list[Block]:
         blocks.append(line(f"{clean(text)} (--changes)", "dim", 2))
     if statements > 1:
         finds = f"`introspect bisect --changes {result.a} {result.b}` finds which"
-        blocks.append(line(clean(f"{statements} changed statements reach this place: {finds}"), "dim", 2))
+        blocks.append(line(clean(f"{statements} changed statements may reach this place: {finds}"), "dim", 2))
     return [*blocks, *(line(clean(text), "dim", 2) for text in result.also)]
 
 
@@ -367,7 +367,7 @@ HEADS = {
     Nearness.RECORDED: "Changed in a line that the records name",
     Nearness.COMPUTES: "Changed in the code that computes it",
     Nearness.BUILDS: "Changed in what builds it or gives it its values",
-    Nearness.BETWEEN: "Changed in what ran between the last record that agrees and this one",
+    Nearness.BETWEEN: "Changed in what may have run between the last record that agrees and this one",
     Nearness.ALONE: "The only statement that changed, and nothing else on record differs",
     Nearness.ELSEWHERE: "Changed elsewhere, in nothing that reaches this place by name",
 }

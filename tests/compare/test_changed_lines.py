@@ -157,7 +157,7 @@ def test_what_runs_behind_the_place_in_the_first_step_is_no_cause(said):
     )
     document, text = said(after, base=base)
     assert [one[0] for one in changes(document) if one[2]] == ["model.py:12"]
-    assert "statements reach this place" not in text
+    assert "statements may reach this place" not in text
 
 
 def test_a_mode_of_the_models_own_is_looked_at_where_a_step_was_not_recorded(said):

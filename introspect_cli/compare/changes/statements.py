@@ -183,7 +183,7 @@ class Nearness(str, Enum):
     BUILDS = "builds"
     """It builds that code's objects, or gives them their values."""
     BETWEEN = "between"
-    """It ran between the last record that agreed and the first that did not."""
+    """It may have run between the last record that agreed and the first that did not."""
     ALONE = "alone"
     """Nothing in it reaches the place by name, and it is the only statement that changed: nothing else differs."""
     ELSEWHERE = "elsewhere"
