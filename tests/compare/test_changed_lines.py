@@ -121,6 +121,18 @@ class Layer(torch.nn.Module):
     assert "the module Net.layer.pool exists only in a" in text
 
 
+def test_a_tensor_whose_name_the_other_run_has_for_another_one_is_not_said_to_exist_in_one_alone(said):
+    """What is `a.0.weight` in one run is `a.2.weight` in the other, by what it holds."""
+    base = MODEL.replace("torch.nn.Linear(4, 8),", "torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8)),")
+    after = base.replace("Linear(4, 8), torch.nn.LayerNorm(8)", "LayerNorm(4), torch.nn.ReLU(), torch.nn.Linear(4, 8)")
+    for one, two, side in ((base, after, "b"), (after, base, "a")):
+        document, text = said(two, base=one)
+        assert document["first"]["fqn"].startswith("Net.a.0.weight"), text
+        assert f"only {side} has the parameter Net.a.0.weight" in text
+        assert f"Net.a.0 is {'Linear' if side == 'b' else 'LayerNorm'} in a" in text
+        assert "exists only" not in text
+
+
 def test_what_calls_the_function_on_record_comes_before_what_builds_the_model(said):
     norm = "\n\nclass Norm(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        "
     norm += (

@@ -215,7 +215,7 @@ def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths
     is_first = is_in_first_pass and not at.site.call
     apart = _statements_apart(code, at, first=is_first)
     computes = _computing(code, at, side, clues, models, between, apart if is_first else set())
-    within = {s.scope.rpartition(".")[2] for s in recorded} - OF_EVERY_CLASS  # functions that a line on record is in
+    within = {s.scope.rpartition(".")[2] for s in recorded if s.scope} - OF_EVERY_CLASS  # what a line on record is in
     computes = dict.fromkeys(code.users_of(within), 1) | computes
     if at.cause.reason == "gap":  # what was not recorded may be anything
         between.update(code.statements)

@@ -9,7 +9,7 @@ import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.match import tied_to
-from introspect_cli.compare.names import FORWARD, ancestors, owner_of
+from introspect_cli.compare.names import DISPLACED, FORWARD, ancestors, owner_of
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.reasons.forward import find_call_counts, find_class
 from introspect_cli.compare.reasons.update import find_other_optimizer
@@ -116,11 +116,13 @@ def _find_subject(at: View) -> Iterator[Finding]:
     if at.site.kind in _TENSORS and not classes and not _is_name_missing(at, subject):
         subject = at.site.fqn  # a module that both have may lack a tensor in one run
     yield from classes or find_class(at, owner_of(subject))
-    if _is_name_missing(at, subject):
+    tensor = at.site.kind in _TENSORS and subject == at.site.fqn
+    other = at.step.comparison.b if at.side_without == "b" else at.step.comparison.a
+    # a tensor of that name may be another one's partner
+    if _is_name_missing(at, subject) and not (tensor and subject.removesuffix(DISPLACED) in other.sites.fqn):
         here, there = (at.step.modules[side == "b"].get(subject) for side in sides)
         # it may be there and not be called
         runs = there is not None or (here is not None and not owner_of(subject))
-        tensor = at.site.kind in _TENSORS and subject == at.site.fqn
         kind = at.site.kind.one.removeprefix("the ") if tensor else "module"
         of_class = "" if here is None else here.module_class
         yield found("runs-only" if runs else "exists-only", kind=kind, name=subject, side=sides[0], cls=of_class)
