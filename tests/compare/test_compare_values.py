@@ -100,6 +100,7 @@ def test_another_way_to_write_it_is_no_change(told, a, b):
         ("def f(x, n=1):\n    return x * n", "def f(y, n=2):\n    return y * n", 1),
         ("@a\ndef f(x):\n    return x", "@b\ndef f(x):\n    return x", 1),
         ("class C(A):\n    w = 1", "class C(B):\n    w = 1", 1),
+        ("class C(nn.LayerNorm):\n    w = 1", "class C(nn.RMSNorm):\n    w = 1", 1),
         ("def f():\n    global n\n    n = 1", "def f():\n    global n\n    n = 2", 3),
         ("def f(x):\n    with a():\n        y = g(x)\n    return y", "def f(x):\n    y = g(x)\n    return y", 2),
         ("def f(x):\n    return (\n        g(x)\n        + 1\n        + 2\n    )",
@@ -127,6 +128,18 @@ def test_a_value_that_went_to_another_statement_is_a_change_of_both(told):
         (1, "kept = (One,)", "kept = (One, Three)"),
         (2, "left = (Two, Three)", "left = (Two,)"),
     ]
+
+
+def test_a_file_inside_of_a_package_is_not_what_another_package_of_its_name_is(code):
+    """`einops/layers/torch.py` is not torch; a file that no package holds may be imported by its name alone."""
+    layers = {"einops.py": "", "einops/layers.py": "", "einops/layers/torch.py": ""}
+    a = "from torch import nn\n\ndef f():\n    return nn.ModuleList([])\n"
+    b = "from torch.nn import ModuleList\n\ndef f():\n    return ModuleList([])\n"
+    assert code({"f.py": a, **layers}, {"f.py": b, **layers}).ranked == ()
+    own = {"one/parts.py": "def g():\n    return 1\n"}
+    a = "import parts\n\ndef f():\n    return parts.g()\n"
+    b = "from one.parts import g\n\ndef f():\n    return g()\n"
+    assert code({"f.py": a, **own}, {"f.py": b, **own}).ranked == ()
 
 
 def test_a_statement_that_both_versions_have_is_not_said_to_be_gone(told):

@@ -38,6 +38,7 @@ from introspect_cli.compare.changes.values import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.changes.statements import Definition
     from introspect_cli.compare.changes.values import Interned
@@ -206,7 +207,9 @@ def changed(
     Raises:
         SyntaxError: a file cannot be parsed.
     """
-    modules = frozenset(name for file in (*files, *texts_a, *texts_b) for name in _imported_as(file))
+    every = {*files, *texts_a, *texts_b}
+    packages = {file.removesuffix(".py").removesuffix("/__init__") for file in every}
+    modules = frozenset(name for file in every for name in _imported_as(file, packages))
     a, b, interned = Version(texts_a, modules), Version(texts_b, modules), dict[object, int]()
     for number in range(_MOST_PASSES):
         a.read(interned)
@@ -341,11 +344,12 @@ def _add_change(changes: dict[object, Change], a: WrittenStatement | None, b: Wr
         changes[key] = min(changes.get(key, change), change, key=lambda each: (each.line, each.before))
 
 
-def _imported_as(file: str) -> Iterator[str]:
-    """Names that a file may be imported by: `a.b.c`, `b.c` and `c` for `a/b/c.py`."""
+def _imported_as(file: str, packages: AbstractSet[str]) -> Iterator[str]:
+    """Names that a file may be imported by: `a.b.c`, `b.c` and `c` for `a/b/c.py`; none from within a package."""
     path = PurePath(file)
     parts = path.parent.parts if path.stem == "__init__" else (*path.parent.parts, path.stem)
-    yield from (".".join(parts[start:]) for start in range(len(parts)))
+    starts = (start for start in range(len(parts)) if "/".join(parts[:start]) not in packages)
+    yield from (".".join(parts[start:]) for start in starts)
 
 
 def _paired_definitions(a: Version, b: Version) -> dict[Definition, Definition]:

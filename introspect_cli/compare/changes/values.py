@@ -168,7 +168,7 @@ class Reader:
         inner = dict(env)
         heads = [each for name in ("decorator_list", "bases", "keywords") for each in getattr(node, name, ())]
         for part in heads:
-            self._add_effect("head", part, self.value(getattr(part, "value", part), dict(env)))
+            self._add_effect("head", part, self.value(part.value if isinstance(part, ast.keyword) else part, dict(env)))
         if not isinstance(node, (*FUNCTIONS, ast.Lambda)):
             self.read_block([each for each in node.body if self._depth or not isinstance(each, DEFINITIONS)], inner)
             for name, value in inner.items():
