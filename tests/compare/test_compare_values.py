@@ -142,6 +142,22 @@ def test_a_file_inside_of_a_package_is_not_what_another_package_of_its_name_is(c
     assert code({"f.py": a, **own}, {"f.py": b, **own}).ranked == ()
 
 
+@pytest.mark.parametrize(
+    ("one", "two", "called"),
+    [
+        ("from one import loss", "from two import loss", "loss"),
+        ("import one as m", "import two as m", "m.loss"),
+        ("from .one import loss", "from .two import loss", "loss"),
+    ],
+)
+def test_a_name_that_comes_from_another_file_of_the_project_is_told_by_its_import(code, one, two, called):
+    """What does not change has not moved from one file to the other."""
+    kept = {"one.py": "def loss(x):\n    return x\n", "two.py": "def loss(x):\n    return x * 2\n"}
+    a, b = ({"f.py": f"{way}\ndef f(x):\n    return {called}(x)\n", **kept} for way in (one, two))
+    changes = [each.change for each in code(a, b).ranked]
+    assert [(each.a.text, each.b.text) for each in changes] == [(one, two)]
+
+
 def test_a_statement_that_both_versions_have_is_not_said_to_be_gone(told):
     """What it is put on changed, in more lines than are named instead."""
     a = (

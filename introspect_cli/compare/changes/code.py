@@ -72,7 +72,7 @@ def _bound_names(function: ast.AST) -> set[str]:
 def can_matter(statement: Statement) -> bool:
     """Whether a statement can change a number.
 
-    False for an import, `pass`, an assertion, assignments to dunder names alone, and a call in `_LOGS` that is a
+    False for `pass`, an assertion, assignments to dunder names alone, and a call in `_LOGS` that is a
     statement.
     """
     node, gives = statement.node, statement.gives
@@ -80,7 +80,7 @@ def can_matter(statement: Statement) -> bool:
         return not _LOGS.fullmatch(last_name(node.value.func))
     if gives and all(name.startswith("__") for name in gives):  # `__version__`
         return False
-    return not isinstance(node, (ast.Import, ast.ImportFrom, ast.Pass, ast.Assert))
+    return not isinstance(node, (ast.Pass, ast.Assert))
 
 
 class Code:

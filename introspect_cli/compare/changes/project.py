@@ -8,6 +8,7 @@ difference is given as the statement, and the line of it, that wrote it.
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from difflib import SequenceMatcher, get_close_matches
 from itertools import zip_longest
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.changes.values import Interned
 
 _ALIKE = 0.5
+_IMPORT = re.compile(r"(import|from)\b")
 _MOST_PASSES = 4
 _MOST_REROUTED = 4
 _NAMED = frozenset({"attribute", "name", "keyword", "defines"})
@@ -81,11 +83,11 @@ class Version:
         read_inside: names that functions read and do not bind.
     """
 
-    def __init__(self, texts: Mapping[str, str], modules: frozenset[str]) -> None:
-        """Read the names of all files at once; nothing that they do. `modules` are names of files as imported."""
+    def __init__(self, texts: Mapping[str, str], modules: frozenset[str], kept: Mapping[str, str]) -> None:
+        """Read the names of all files at once; nothing that they do. For `modules` and `kept` see `Names`."""
         trees = {file: ast.parse(text) for file, text in texts.items()}
         statements = [each for file, tree in trees.items() for each in statements_of(file, tree.body)]
-        self.texts, self.names = texts, Names(modules, refused=set())
+        self.texts, self.names = texts, Names(modules, refused=set(), kept=kept)
         self.nodes: dict[Definition, Any] = {(file, ""): tree for file, tree in trees.items()}
         self.effects: dict[Definition, list[Value]] = {}
         self.calls: dict[Definition, list[Value]] = {}
@@ -208,9 +210,11 @@ def changed(
         SyntaxError: a file cannot be parsed.
     """
     every = {*files, *texts_a, *texts_b}
-    packages = {file.removesuffix(".py").removesuffix("/__init__") for file in every}
+    packages = {_module(file) for file in every} & {str(folder) for file in every for folder in PurePath(file).parents}
     modules = frozenset(name for file in every for name in _imported_as(file, packages))
-    a, b, interned = Version(texts_a, modules), Version(texts_b, modules), dict[object, int]()
+    same = [file for file in sorted(every - {*texts_a, *texts_b}) if _module(file) not in packages]
+    kept = {name: file for file in same for name in _imported_as(file, packages)}
+    a, b, interned = Version(texts_a, modules, kept), Version(texts_b, modules, kept), dict[object, int]()
     for number in range(_MOST_PASSES):
         a.read(interned)
         b.read(interned)
@@ -320,6 +324,10 @@ def _statements_of(
         one, two = (None if stays else each for each, stays in zip((one, two), stand, strict=True))
         yield one or (two and b.replaced_by(two, a, near_a)), two or (one and a.replaced_by(one, b, near_b))
     else:
+        if one and two and one.side.text == two.side.text and in_a.keys() == in_b.keys():  # of other imports
+            in_a, in_b = (
+                {t: s for t, s in v.inside[s.file, ""].items() if _IMPORT.match(t)} for v, s in ((a, one), (b, two))
+            )
         gone = [line for text, line in in_a.items() if text not in in_b]
         come = [line for text, line in in_b.items() if text not in in_a]
         rerouted = 0 < len(gone) + len(come) <= _MOST_REROUTED
@@ -344,10 +352,14 @@ def _add_change(changes: dict[object, Change], a: WrittenStatement | None, b: Wr
         changes[key] = min(changes.get(key, change), change, key=lambda each: (each.line, each.before))
 
 
+def _module(file: str) -> str:
+    """A file's name without its end; of a package's first file, that of the package."""
+    return file.removesuffix(".py").removesuffix("/__init__")
+
+
 def _imported_as(file: str, packages: AbstractSet[str]) -> Iterator[str]:
     """Names that a file may be imported by: `a.b.c`, `b.c` and `c` for `a/b/c.py`; none from within a package."""
-    path = PurePath(file)
-    parts = path.parent.parts if path.stem == "__init__" else (*path.parent.parts, path.stem)
+    parts = _module(file).split("/")
     starts = (start for start in range(len(parts)) if "/".join(parts[:start]) not in packages)
     yield from (".".join(parts[start:]) for start in starts)
 

@@ -92,6 +92,7 @@ class Names(NamedTuple):
         inlined: functions that the other version lacks, whose calls stand for what they do.
         numbers: of b's functions, by place, the numbers that their parameters have in a, where these are others.
         refused: functions to inline that a call could not be replaced by; filled as calls are read.
+        kept: modules of files that did not change, no packages, as they are imported: what they give has their name.
     """
 
     modules: frozenset[str] = frozenset()
@@ -99,6 +100,7 @@ class Names(NamedTuple):
     inlined: Mapping[str, tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]] = {}
     numbers: Mapping[Definition, Mapping[str, int]] = {}
     refused: set[str] = set()  # noqa: RUF012 - each version gives its own
+    kept: Mapping[str, str] = {}
 
 
 Interned: TypeAlias = "dict[object, int]"
@@ -217,7 +219,7 @@ class Reader:
         """A `name` of one of the version's own modules, an `import` of another one, else an `attribute` of a value."""
         of = self.value(node.value, env)
         if of.kind == "name" and of.parts[0] in self.names.modules:
-            return self.make("name", node, self.names.renamed.get(node.attr, node.attr))
+            return self._own_name(node, node.attr, of.parts[0])
         if of.kind == "import":
             return self.make("import", node, f"{of.parts[0]}.{node.attr}")
         value = self.make("attribute", node, of, self.names.renamed.get(node.attr, node.attr))
@@ -651,8 +653,21 @@ class Reader:
         """Bind each name: of an own module to a `name`, of another one to an `import`."""
         own = node.level > 0 or (node.module or "") in self.names.modules
         for alias in node.names:
-            name = self.names.renamed.get(alias.name, alias.name) if own else f"{node.module}.{alias.name}"
-            env[alias.asname or alias.name] = self.make("name" if own else "import", node, name)
+            value = None if own else self.make("import", node, f"{node.module}.{alias.name}")
+            env[alias.asname or alias.name] = value or self._own_name(node, alias.name, node.module or "", node.level)
+
+    def _own_name(self, node: ast.AST, name: str, module: str, level: int = 0) -> Value:
+        """A `name` of one of the version's own modules, with the file if it has not changed: nothing moved out of it.
+
+        Args:
+            node: the syntax.
+            name: function, class or variable.
+            module: as it is imported.
+            level: number of dots before it.
+        """
+        home = ".".join(self._file.split("/")[:-level]) if level else ""
+        file = self.names.kept.get(f"{home}.{module}".strip("."))
+        return self.make("name", node, self.names.renamed.get(name, name), *([file] if file else []))
 
     def all_effects(self) -> list[Value]:
         """`effects`, then calls and changes in place that no effect uses, as kind `unused`: they may draw or write.
