@@ -141,9 +141,8 @@ def test_what_calls_the_function_on_record_comes_before_what_builds_the_model(sa
     base = MODEL.replace("torch.relu(self.a(x))", "self.norm(self.a(x))").replace("self.a, ", "self.norm, self.a, ")
     base = base.replace("torch.nn.Linear(4, 8)", "torch.nn.LayerNorm(8, bias=False), torch.nn.Linear(4, 8)")
     after = base.replace("torch.nn.LayerNorm(8, bias=False)", "Norm()").replace("\n\nclass Net", f"{norm}\n\nclass Net")
-    after = after.replace(
-        "\n    def forward(self, x):\n        return self.b", "        self.apply(self.begin)\n@"
-    ).replace("@", "\n    def forward(self, x):\n        return self.b")
+    forward = "\n    def forward(self, x):\n        return self.b"
+    after = after.replace(forward, f"        self.apply(self.begin)\n{forward}")
     after += "\n    def begin(self, module):\n        if isinstance(module, torch.nn.Linear):\n"
     after += "            torch.nn.init.normal_(module.weight)\n"
     document, text = said(after, base=base)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -156,6 +157,14 @@ def test_a_name_that_comes_from_another_file_of_the_project_is_told_by_its_impor
     a, b = ({"f.py": f"{way}\ndef f(x):\n    return {called}(x)\n", **kept} for way in (one, two))
     changes = [each.change for each in code(a, b).ranked]
     assert [(each.a.text, each.b.text) for each in changes] == [(one, two)]
+
+
+def test_lines_in_any_other_order_are_told_in_a_file_that_imports_nothing(told):
+    lines = ["y = g(x)", "y = h(y)", "z = k(y)", "z = m(z, y)", "y = p(z)"]
+    written = [
+        "\n    ".join(["def f(x):", "y = z = x", *order, "return y, z"]) for order in itertools.permutations(lines)
+    ]
+    assert [told(written[0], other) == [] for other in written] == [True, *[False] * 119]
 
 
 def test_a_statement_that_both_versions_have_is_not_said_to_be_gone(told):

@@ -16,6 +16,7 @@ from introspect_cli.compare.changes.statements import BLOCKS, FUNCTIONS, Definit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
 
 
 Depths: TypeAlias = dict[Statement, int]
@@ -72,8 +73,7 @@ def _bound_names(function: ast.AST) -> set[str]:
 def can_matter(statement: Statement) -> bool:
     """Whether a statement can change a number.
 
-    False for `pass`, an assertion, assignments to dunder names alone, and a call in `_LOGS` that is a
-    statement.
+    False for `pass`, an assertion, assignments to dunder names alone, and a call in `_LOGS` that is a statement.
     """
     node, gives = statement.node, statement.gives
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
@@ -171,9 +171,9 @@ class Code:
         """Statements that call any of these last names."""
         return {statement for name in names for statement in self.callers.get(name, ())}
 
-    def users_of(self, names: Iterable[str]) -> set[Statement]:
+    def users_of(self, names: AbstractSet[str]) -> set[Statement]:
         """Statements that call any of these last names, or take it as a value."""
-        return {statement for name in names for used in (self.callers, self.takers) for statement in used.get(name, ())}
+        return self.callers_of(names) | {statement for name in names for statement in self.takers.get(name, ())}
 
     def kinds_of(self, class_name: str) -> set[str]:
         """Simple names of a class and of all that it inherits from, as far as these files tell.

@@ -83,11 +83,11 @@ class Version:
         read_inside: names that functions read and do not bind.
     """
 
-    def __init__(self, texts: Mapping[str, str], modules: frozenset[str], kept: Mapping[str, str]) -> None:
-        """Read the names of all files at once; nothing that they do. For `modules` and `kept` see `Names`."""
+    def __init__(self, texts: Mapping[str, str], names: Names) -> None:
+        """Read the names of all files at once; nothing that they do. `names` are what is known before."""
         trees = {file: ast.parse(text) for file, text in texts.items()}
         statements = [each for file, tree in trees.items() for each in statements_of(file, tree.body)]
-        self.texts, self.names = texts, Names(modules, refused=set(), kept=kept)
+        self.texts, self.names = texts, names._replace(refused=set())
         self.nodes: dict[Definition, Any] = {(file, ""): tree for file, tree in trees.items()}
         self.effects: dict[Definition, list[Value]] = {}
         self.calls: dict[Definition, list[Value]] = {}
@@ -177,6 +177,10 @@ class Version:
         best = get_close_matches(text, same or left, 1, 0 if same else _ALIKE)
         return None if not best else near if near and near.side == there[best[0]].side else there[best[0]]
 
+    def imports_of(self, file: str) -> dict[str, WrittenStatement]:
+        """Those of `inside` at the top of a file that import; {} where there are none."""
+        return {text: line for text, line in self.inside.get((file, ""), {}).items() if _IMPORT.match(text)}
+
     def is_inlined(self, line: WrittenStatement | None) -> bool:
         """Whether a statement is of a function that the other version lacks."""
         return line is not None and line.scope.rpartition(".")[2] in self.names.inlined
@@ -209,12 +213,8 @@ def changed(
     Raises:
         SyntaxError: a file cannot be parsed.
     """
-    every = {*files, *texts_a, *texts_b}
-    packages = {_module(file) for file in every} & {str(folder) for file in every for folder in PurePath(file).parents}
-    modules = frozenset(name for file in every for name in _imported_as(file, packages))
-    same = [file for file in sorted(every - {*texts_a, *texts_b}) if _module(file) not in packages]
-    kept = {name: file for file in same for name in _imported_as(file, packages)}
-    a, b, interned = Version(texts_a, modules, kept), Version(texts_b, modules, kept), dict[object, int]()
+    names, interned = _own_modules({*texts_a, *texts_b}, {*files}), dict[object, int]()
+    a, b = Version(texts_a, names), Version(texts_b, names)
     for number in range(_MOST_PASSES):
         a.read(interned)
         b.read(interned)
@@ -325,9 +325,7 @@ def _statements_of(
         yield one or (two and b.replaced_by(two, a, near_a)), two or (one and a.replaced_by(one, b, near_b))
     else:
         if one and two and one.side.text == two.side.text and in_a.keys() == in_b.keys():  # of other imports
-            in_a, in_b = (
-                {t: s for t, s in v.inside[s.file, ""].items() if _IMPORT.match(t)} for v, s in ((a, one), (b, two))
-            )
+            in_a, in_b = a.imports_of(one.file), b.imports_of(two.file)
         gone = [line for text, line in in_a.items() if text not in in_b]
         come = [line for text, line in in_b.items() if text not in in_a]
         rerouted = 0 < len(gone) + len(come) <= _MOST_REROUTED
@@ -350,6 +348,15 @@ def _add_change(changes: dict[object, Change], a: WrittenStatement | None, b: Wr
         change = Change(side.file, side.scope, a and a.side, b and b.side, unit, side.line, file_a, before)
         key = change.file, file_a, change.a, change.b
         changes[key] = min(changes.get(key, change), change, key=lambda each: (each.line, each.before))
+
+
+def _own_modules(changed_files: AbstractSet[str], files: AbstractSet[str]) -> Names:
+    """`Names` with the modules that the files of both versions are imported as, and those that are `kept`."""
+    every = changed_files | files
+    packages = {_module(file) for file in every} & {str(folder) for file in every for folder in PurePath(file).parents}
+    same = [file for file in sorted(every - changed_files) if _module(file) not in packages]
+    kept = {name: file for file in same for name in _imported_as(file, packages)}
+    return Names(frozenset(name for file in every for name in _imported_as(file, packages)), kept=kept)
 
 
 def _module(file: str) -> str:

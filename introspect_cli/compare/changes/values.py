@@ -653,8 +653,11 @@ class Reader:
         """Bind each name: of an own module to a `name`, of another one to an `import`."""
         own = node.level > 0 or (node.module or "") in self.names.modules
         for alias in node.names:
-            value = None if own else self.make("import", node, f"{node.module}.{alias.name}")
-            env[alias.asname or alias.name] = value or self._own_name(node, alias.name, node.module or "", node.level)
+            env[alias.asname or alias.name] = (
+                self._own_name(node, alias.name, node.module or "", node.level)
+                if own
+                else self.make("import", node, f"{node.module}.{alias.name}")
+            )
 
     def _own_name(self, node: ast.AST, name: str, module: str, level: int = 0) -> Value:
         """A `name` of one of the version's own modules, with the file if it has not changed: nothing moved out of it.
