@@ -149,6 +149,7 @@ def test_a_file_inside_of_a_package_is_not_what_another_package_of_its_name_is(c
         ("from one import loss", "from two import loss", "loss"),
         ("import one as m", "import two as m", "m.loss"),
         ("from .one import loss", "from .two import loss", "loss"),
+        ("from one import *", "from two import *", "loss"),
     ],
 )
 def test_a_name_that_comes_from_another_file_of_the_project_is_told_by_its_import(code, one, two, called):
@@ -157,6 +158,18 @@ def test_a_name_that_comes_from_another_file_of_the_project_is_told_by_its_impor
     a, b = ({"f.py": f"{way}\ndef f(x):\n    return {called}(x)\n", **kept} for way in (one, two))
     changes = [each.change for each in code(a, b).ranked]
     assert [(each.a.text, each.b.text) for each in changes] == [(one, two)]
+
+
+def test_a_name_that_a_package_hands_on_may_be_imported_past_it(code):
+    own = {"m/__init__.py": "from .one import *\n", "m/one.py": "def loss(x):\n    return x\n"}
+    a, b = (
+        {"f.py": f"{way}\n\ndef f(x):\n    return loss(x)\n", **own}
+        for way in ("from m import loss", "from m.one import loss")
+    )
+    assert code(a, b).ranked == ()
+    assert [each.change.line for each in code(a, {**b, "f.py": b["f.py"].replace("loss(x)", "loss(x, 2)")}).ranked] == [
+        4
+    ]
 
 
 def test_lines_in_any_other_order_are_told_in_a_file_that_imports_nothing(told):

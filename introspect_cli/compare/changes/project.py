@@ -491,7 +491,8 @@ def _learn_names(a: Version, b: Version, pairs: Mapping[Definition, Definition],
     """Set both versions' `names` by what was found so far, and return whether they changed.
 
     Learned are renamings, of paired definitions and of names that differ one to one, functions to inline (those of one
-    version alone), and which parameter of b is which of a.
+    version alone), which parameter of b is which of a, and files that give a name which a package may hand on: what
+    they give does not have their name any more.
 
     Args:
         a: one version.
@@ -504,17 +505,22 @@ def _learn_names(a: Version, b: Version, pairs: Mapping[Definition, Definition],
     named = {(_last(place), _last(other)) for place, other in pairs.items()}
     renamed = {new: old for new, old in named if new != old and new not in simple[0] and old not in simple[1]}
     votes: set[tuple[str, str]] = set()
+    handed_on: set[object] = set()
     for one, two, _ in found:
         if one is not None and two is not None and one.kind == two.kind and one.kind in _NAMED:
             old, new = (next(part for part in value.parts if isinstance(part, str)) for value in (one, two))
             votes |= {(new, old)} if old in free[0] and new in free[1] else set()
+            if one.kind == "name" and new == old and len(one.parts) != len(two.parts):
+                handed_on |= {*one.parts[1:], *two.parts[1:]}
     news, olds = Counter(new for new, _ in votes), Counter(old for _, old in votes)
     renamed = {**b.names.renamed, **renamed, **{new: old for new, old in votes if news[new] == olds[old] == 1}}
     before = a.names, b.names
-    a.names = a.names._replace(inlined=_unpaired_functions(a, {*pairs.values()}))
+    kept = {module: file for module, file in a.names.kept.items() if file not in handed_on}
+    a.names = a.names._replace(inlined=_unpaired_functions(a, {*pairs.values()}), kept=kept)
     held = {place: _numbers_in_a(a.nodes[other], b.nodes[place]) for place, other in pairs.items()}
     numbers = {place: of for place, of in held.items() if of}
-    b.names = b.names._replace(renamed=renamed, inlined=_unpaired_functions(b, {*pairs}), numbers=numbers)
+    inlined = _unpaired_functions(b, {*pairs})
+    b.names = b.names._replace(renamed=renamed, inlined=inlined, numbers=numbers, kept=kept)
     return before != (a.names, b.names)
 
 

@@ -650,14 +650,19 @@ class Reader:
             env[name] = self.make("name" if whole in self.names.modules else "import", node, whole)
 
     def _on_importfrom(self, node: ast.ImportFrom, env: Environment) -> None:
-        """Bind each name: of an own module to a `name`, of another one to an `import`."""
+        """Bind each name: of an own module to a `name`, of another one to an `import`.
+
+        For all names of a module that has not changed, an effect.
+        """
         own = node.level > 0 or (node.module or "") in self.names.modules
         for alias in node.names:
-            env[alias.asname or alias.name] = (
+            value = env[alias.asname or alias.name] = (
                 self._own_name(node, alias.name, node.module or "", node.level)
                 if own
                 else self.make("import", node, f"{node.module}.{alias.name}")
             )
+            if alias.name == "*" and (not own or len(value.parts) > 1):
+                self._add_effect("binds", node, value)
 
     def _own_name(self, node: ast.AST, name: str, module: str, level: int = 0) -> Value:
         """A `name` of one of the version's own modules, with the file if it has not changed: nothing moved out of it.
