@@ -325,7 +325,10 @@ def ranked(code: CodeChanges, at: View | None, ending: Raised | None) -> tuple[R
         ending: the exception that ended one run in the step of the divergence.
     """
     clues = clues_of(at, ending)
-    sides = [(version := Code(files), _reach(version, at, clues, side)) for side, files in enumerate(code.texts)]
+    trees = at.step.modules if at is not None else ({}, {})
+    ran_in = [{(each.module_class, each.source.rpartition(":")[0]) for each in tree.values()} for tree in trees]
+    versions = [Code(*each) for each in zip(code.texts, ran_in, strict=True)]
+    sides = [(version, _reach(version, at, clues, side)) for side, version in enumerate(versions)]
     modules = {module.module_class for module in at.modules.values()} if at is not None else set()
     built = {name.partition("#")[0] for side in at.setup.named.values() for name in side} if at is not None else set()
     ran = {kind for version, _ in sides for name in modules | built for kind in version.kinds_of(name)}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from introspect_cli.compare.changes.statements import BLOCKS, FUNCTIONS, Definition, Statement, statements_of, tree_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
 
@@ -86,8 +86,11 @@ def can_matter(statement: Statement) -> bool:
 class Code:
     """All statements of one version of the source, indexed by the names that they give, take and call."""
 
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        """Parse and index all files at once, by name; files that Python cannot parse are left out."""
+    def __init__(self, texts: Mapping[str, str], ran: Collection[tuple[str, str]] = ()) -> None:
+        """Parse and index all files at once, by name; files that Python cannot parse are left out.
+
+        So are classes of the name of one that `ran`, given as (name, file), in other files.
+        """
         self.statements: list[Statement] = []
         self.classes: dict[str, list[tuple[str, str, tuple[str, ...]]]] = defaultdict(list)
         """By simple name: file, qualified name, and simple names of the bases."""
@@ -100,9 +103,16 @@ class Code:
         self.callers: dict[str, list[Statement]] = defaultdict(list)
         self.takers: dict[str, list[Statement]] = defaultdict(list)
         self._bound = cache(_bound_names)
-        for file, text in texts.items():
-            tree = tree_of(text)
-            for statement in statements_of(file, tree.body if tree is not None else ()):
+        trees = {file: tree for file, text in texts.items() if (tree := tree_of(text)) is not None}
+        statements = [each for file, tree in trees.items() for each in statements_of(file, tree.body)]
+        classes = {s.place: s.node for s in statements if isinstance(s.node, ast.ClassDef)}
+        known = {node.name for (file, _), node in classes.items() if (node.name, file) in ran}
+        bases = {last_name(base) for node in classes.values() for base in node.bases}
+        twins = {
+            place for place, node in classes.items() if node.name in known - bases and (node.name, place[0]) not in ran
+        }
+        for statement in statements:
+            if not any(file == statement.file and f"{statement.scope}.".startswith(f"{name}.") for file, name in twins):
                 self._add(statement)
 
     def _add(self, statement: Statement) -> None:
