@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from introspect_cli.script.target import Target
 
 
+_REPLACED: list[ModuleType] = []
+"""The `__main__` that python began with: it uses the names of that once more as it ends, without counting that use."""
+
+
 def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending], None]) -> Ending:
     """Run a script or module as `__main__`, and report an uncaught exception as python would.
 
@@ -57,6 +61,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
         How it ended.
     """
     process = os.getpid()
+    _REPLACED.append(sys.modules["__main__"])
     main = sys.modules["__main__"] = fresh_main()
     contained = target.script is not None and is_container(target.script)
     module = "__main__" if contained else target.module

@@ -7,6 +7,7 @@ import sys
 import zipfile
 
 import pytest
+from interpreter import PYTHON
 from outcomes import dedent, outcome
 
 SCRIPTS = {
@@ -273,6 +274,18 @@ def test_a_script_runs_as_under_python(neighbours, name):
     feed = b"" if name == "asks at the end of input" else INPUT
     words = ["--help"] if name == "reads its arguments" else ["--lr", "3e-4"]
     assert_same(neighbours, ["script.py", *words], feed=feed)
+
+
+@pytest.mark.parametrize("name", ["does not compile", "raises", "exits with a message"])
+def test_a_script_runs_as_under_python_where_introspect_is_started_by_a_file(neighbours, monkeypatch, name):
+    """As pip installs the command: python uses the names of that file's `__main__` once more as it ends."""
+    monkeypatch.setenv("PYTHONMALLOC", "malloc")
+    monkeypatch.setenv("MALLOC_PERTURB_", "165")  # what is freed is overwritten at once, on Linux
+    (neighbours / "script.py").write_text(dedent(SCRIPTS[name]))
+    (neighbours / "introspect").write_text("import sys\nfrom introspect_cli.cli import main\n\nsys.exit(main())\n")
+    capture = ["introspect", "capture", "-q", "--force", "-o", str(neighbours / "run")]
+    expected, captured = (outcome([PYTHON, *way, "script.py"], neighbours) for way in ([], capture))
+    assert captured == expected
 
 
 @pytest.mark.parametrize(
