@@ -239,7 +239,28 @@ def changed(
             _add_change(changes, one, two)
     classes = (each for each in pairs.items() if isinstance(b.nodes[each[0]], ast.ClassDef))
     renamed = frozenset((_last(other), _last(place)) for place, other in classes if _last(other) != _last(place))
-    return sorted(changes.values(), key=lambda change: (change.file, change.line)), renamed
+    return sorted(_paired_once(changes.values()), key=lambda change: (change.file, change.line)), renamed
+
+
+def _paired_once(changes: Iterable[Change]) -> Iterator[Change]:
+    """The changes; of those that have a statement in common, only the most alike of the pairs keeps it."""
+
+    def likeness(change: Change) -> float:
+        a, b = change.a, change.b
+        return SequenceMatcher(None, a.text, b.text, autojunk=False).ratio() if a and b else -1
+
+    taken: set[tuple[str, str, Side | None]] = set()
+    for change in sorted(changes, key=likeness, reverse=True):
+        file_a = change.file_a or change.file
+        places = ("a", file_a, change.a), ("b", change.file, change.b)
+        a, b = (None if place in taken else place[2] for place in places)
+        taken |= {*places}
+        if a and b:
+            yield change
+        elif b:
+            yield change._replace(a=None, file_a="", before=(0, change.before[1]))
+        elif a:
+            yield Change(file_a, change.scope, a, None, "statement", a.first, before=(change.before[0], 0))
 
 
 def changed_between(
