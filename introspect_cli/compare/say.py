@@ -167,6 +167,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "mostly-unseen": "too few of {all:,} records could be observed, or none of the last step[ (about {unseen:,} not)]",
     "blind": "{records} that only one run could see (the first: {first})",
     "ends-before": "equal[ within tolerance{within}] {until}, where run {short} ends; run {run} has {more} more",
+    "later": "equal[ within tolerance{within}] {until}; {more} after that were not compared (--steps chooses them)",
     # where they diverge
     "place": "First divergence at {step}[, rank {rank}][, on all {ranks} ranks][, recomputed{recomputed}][, in "
     "evaluation{evaluation}]",

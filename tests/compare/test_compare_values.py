@@ -193,6 +193,12 @@ def test_a_statement_that_both_versions_have_is_not_said_to_be_gone(told):
     ]
 
 
+def test_what_changed_below_what_was_put_around_it_is_told(told):
+    a = "def f(x):\n    dots = join(x)\n    dots = dots.softmax()\n    return last(dots)\n"
+    b = "def f(x):\n    dots = join(x) * 2\n    dots = dots.softmax()\n    dots = drop(dots)\n    return last(dots)\n"
+    assert told(a, b) == [(2, "dots = join(x)", "dots = join(x) * 2"), (4, None, "dots = drop(dots)")]
+
+
 def test_what_changed_in_lines_that_went_to_another_function_is_told(told):
     held = "    if not x:\n        return {0}\n    return where(mask({0}), {0} + 1, {0}){1}\n"
     a = f"def part(x):\n    y = bound(x)\n{held.format('y', '')}\ndef whole(x):\n    return last(part(x))\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -82,3 +83,52 @@ def test_what_both_captures_left_out_is_said_of_runs_that_agree(introspect, left
     answer = introspect("diff", "a", "b")
     assert answer.returncode == 0
     assert note in " ".join(answer.stdout.split())
+
+
+TWO_IMPLEMENTATIONS = """
+import sys
+import torch
+from torch import nn
+torch.manual_seed(0)
+w = torch.randn(8, 4)
+class A(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(8, 1)
+        with torch.no_grad():
+            self.q.weight.copy_(w[:4]); self.k.weight.copy_(w[4:])
+    def forward(self, x):
+        return self.out(torch.cat([self.q(x), self.k(x)], -1))
+class B(nn.Module):
+    def __init__(self):
+        super().__init__()
+        a = A()
+        self.both, self.last = nn.Linear(4, 8), nn.Linear(8, 1)
+        with torch.no_grad():
+            self.both.weight.copy_(w); self.both.bias.copy_(torch.cat([a.q.bias, a.k.bias]))
+            self.last.weight.copy_(a.out.weight); self.last.bias.copy_(a.out.bias)
+    def forward(self, x):
+        return self.last(self.both(x))
+net = A() if sys.argv[1] == "a" else B()
+opt = torch.optim.SGD(net.parameters(), 0.1)
+torch.manual_seed(1)
+for step in range(int(sys.argv[2])):
+    x = torch.randn(5, 4)
+    loss = net(x).pow(2).mean() * (1 + (step == 2 and sys.argv[1] == "b"))
+    opt.zero_grad(); loss.backward(); opt.step()
+"""
+
+
+def test_two_implementations_of_which_the_first_step_was_compared_are_not_called_the_same(introspect, tmp_path):
+    """What they compute in one step is asked for, or all that they recorded."""
+    (tmp_path / "train.py").write_text(TWO_IMPLEMENTATIONS)
+    for run, steps in itertools.product("ab", (1, 4)):
+        assert introspect("capture", "-q", "-o", f"{run}{steps}", "train.py", run, steps).returncode == 0
+    assert introspect("diff", "a1", "b1").returncode == 0
+    asked = introspect("diff", "a4", "b4")
+    assert asked.returncode == 2
+    assert asked.stdout.startswith(
+        "Could not tell: equal up to and including step 0; 3 steps after that were not compared"
+    )
+    assert introspect("diff", "a4", "b4", "--steps", "0").returncode == 0
+    assert introspect("diff", "a4", "b4", "--steps", ":").returncode == 1

@@ -89,7 +89,9 @@ class RunPair(NamedTuple):
         if match is None:
             listed = is_list(self.a.manifest) or is_list(self.b.manifest)
             match = correspond(one, two, options, by_labels, listed=listed)
+        later = 0
         if match.is_port:  # differences of rounding grow from step to step
+            later = 0 if options.steps else max(0, min(len(one.entries), len(two.entries)) - 1)
             steps = options.steps or Schedule.only(int(one.entry(0).step))
             options = replace(options, steps=steps, rtol=options.rtol if options.tolerant else 1e-5)
         noise = [run for run in self.noise if splits is None and one.rank in run.ranks]
@@ -112,6 +114,7 @@ class RunPair(NamedTuple):
             one, two = (run.rank(run.ranks[0]) for run in (self.a, self.b))
             alone = replace(comparison, a=one, b=two, splits=splits if splits.differ else None)
             outcome.resumption = alone.resumption
+        outcome.tally["later"] = later
         if not comparison.is_whole:
             _add_evaluation(outcome, comparison)
         port = told("port", step=one.entry(0).step, close=options.rtol) if match.is_port else ""

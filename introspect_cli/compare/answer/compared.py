@@ -352,6 +352,8 @@ def _doubts(compared: Compared) -> Iterator[str]:
         yield told("mostly-unseen", unseen=tally["blind_both"], all=counts.records)
     if compared.blind_words and not compared.by_results:
         yield told("but", blind=compared.blind_words)
+    if tally["later"]:
+        yield told("later", within=counts.within, until=compared.until, more=count(tally["later"], "step"))
     for name, run, other in compared.runs:
         if tally["cut"] and stopped_within(run.manifest):
             yield told("but", cut=name, step=str(run.last_step), how=run.manifest["how"])

@@ -800,8 +800,10 @@ def _also_differing(one: Value, two: Value) -> _Pairs:
 
 
 def _head_of(value: Value) -> tuple[object, ...]:
-    """What two values have alike whose parts are compared one by one: kind, names, of a call the function."""
-    return value.kind, *_names_of(value), value.parts[0].key if value.kind == "call" else 0
+    """What two values have alike whose parts are compared one by one: kind, names, of a call its function or method."""
+    called = value.parts[0] if value.kind == "call" else value
+    is_method = called.kind == "attribute"
+    return value.kind, *_names_of(value), *(_names_of(called) if is_method or called is value else [called.key])
 
 
 def _names_of(value: Value) -> list[Any]:
