@@ -55,7 +55,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "seeded": "{by} {a} -> {b}[ ({line})]",
     "other-state": "{draw} draws from another state[: from {since} on, another number was drawn]"
     "[; {before} before agree]",
-    "draws-differ": "the first draw or seeding that differs[, in a {a}][, in b {b}][; {before} draws before it agree]",
+    "draws-differ": "the first draw or seeding that differs[, in a {a}][, in b {b}][; {before} before it agree]",
     "draws": "random numbers were drawn {before} {name} in {side} and not in {other}",
     "unseeded": "{names} was drawn from in step {step} and never seeded (capture --seed seeds all generators)",
     # what one run alone has
@@ -82,7 +82,8 @@ _PROVED: Final[Mapping[str, str]] = {
 _LIKELY: Final[Mapping[str, str]] = {
     "split": "a takes {a}, b {b}",
     "hyperparameter-elsewhere": "{name} {a} -> {b}",
-    "gradient-not-taken": "in {other} it is frozen, cleared before the optimizer's step, or was replaced in the model",
+    "gradient-not-taken": "in {other} it is frozen, detached, cleared before the optimizer's step, or was replaced in "
+    "the model",
     "no-gradient": "in {other} no gradient reaches it (frozen, detached, no_grad, not in the loss or the optimizer)",
     "split-clipped": "the norm of the gradients is {norm}, as clipping leaves it: {side} clips before all are added up",
     "not-reduced": "in {side} it was not reduced, or not over these ranks",

@@ -193,6 +193,48 @@ def test_a_statement_that_both_versions_have_is_not_said_to_be_gone(told):
     ]
 
 
+def test_a_statement_is_paired_with_one_other_at_most(told):
+    one, two = "rate, decay, low, high = g['rate'], g['decay'], *g['betas']", "if apart:"
+    other = "rate, decay, low, high, apart, first = g['rate'], g['decay'], *g['betas'], p.apart, p.first"
+    rest = "    p.mul_(1 - rate * decay)\n    p.add_(low, high)\n"
+    a = f"def f(g, p):\n    {one}\n{rest}"
+    b = f"def f(g, p):\n    {other}\n    {two}\n        decay /= first\n{rest}"
+    assert told(a, b) == [(2, one, other), (3, None, two)]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "moved"),
+    [
+        (
+            "for x in xs:\n    clear()\n    g(x).backward()\nstep()",
+            "clear()\nfor x in xs:\n    g(x).backward()\nstep()",
+            "clear()",
+        ),
+        (
+            "y = norm(g(x))\nfor k in x:\n    y = k(y)\nuse(y)",
+            "y = g(x)\nfor k in x:\n    y = k(y)\ny = norm(y)\nuse(y)",
+            None,
+        ),
+        (
+            "y = g(x)\nfor k in x:\n    y = k(y)\ny = norm(y)\nuse(y)",
+            "y = g(x)\ny = norm(y)\nfor k in x:\n    y = k(y)\nuse(y)",
+            "y = norm(y)",
+        ),
+        (
+            "clip(x)\nif x.own:\n    x.step()\nelse:\n    x.add()\nlog(x)",
+            "if x.own:\n    x.step()\nelse:\n    x.add()\nclip(x)\nlog(x)",
+            "clip(x)",
+        ),
+    ],
+)
+def test_the_head_of_a_block_has_not_moved_where_something_else_has(told, a, b, moved):
+    a, b = ("def f(x, xs):\n" + "".join(f"    {line}\n" for line in lines.split("\n")) for lines in (a, b))
+    changes = told(a, b)
+    assert changes
+    assert [one for _, one, two in changes if one == two] == [moved] * (moved is not None)
+    assert not [each for each in changes if "for" in str(each) or "if" in str(each)]
+
+
 def test_what_changed_below_what_was_put_around_it_is_told(told):
     a = "def f(x):\n    dots = join(x)\n    dots = dots.softmax()\n    return last(dots)\n"
     b = "def f(x):\n    dots = join(x) * 2\n    dots = dots.softmax()\n    dots = drop(dots)\n    return last(dots)\n"

@@ -159,8 +159,8 @@ def _weight_by_reason(at: View, reason: Reason, source: str, name: str, change: 
         both = change.a is not None and change.b is not None and fed is not None
         return max(tensors, 0.96 if fed else 0.85) if both else tensors
     if source == "packages":
-        if not re.match(_NUMERIC_PACKAGES, name.lower()):
-            return 0.2
+        if None in (change.a, change.b) or not re.match(_NUMERIC_PACKAGES, name.lower()):
+            return 0.2  # what one run does without, the other need not import
         base += 0.25
     elif source != "scalers" and reason.names and re.search(reason.names, name, re.IGNORECASE):
         base += 0.1

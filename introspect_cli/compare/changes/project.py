@@ -55,7 +55,8 @@ _NAMED = frozenset({"attribute", "name", "keyword", "defines"})
 class WrittenStatement(NamedTuple):
     """A statement (of a compound one, its head), the number of the line in it that is meant, and characters before.
 
-    `before` is how much of the statement `on_one_line` stands before the part that is meant.
+    `before` is how much of the statement `on_one_line` stands before the part that is meant, `column` how far it is
+    indented.
     """
 
     file: str
@@ -63,6 +64,12 @@ class WrittenStatement(NamedTuple):
     side: Side
     line: int
     before: int = 0
+    column: int = 0
+
+    @property
+    def is_head(self) -> bool:
+        """Whether a block follows."""
+        return self.side.text.rstrip().endswith(":")
 
 
 class Version:
@@ -154,8 +161,9 @@ class Version:
 
     def statement_at(self, file: str, first: int, last: int, scope: str) -> WrittenStatement:
         """Lines `first` to `last` of a file as one statement, dedented; the first line is the one that is meant."""
-        text = dedent("\n".join(self.lines[file][first - 1 : last]))
-        return WrittenStatement(file, scope, Side(first, last, text), first)
+        lines = self.lines[file][first - 1 : last]
+        column = len(lines[0]) - len(lines[0].lstrip())
+        return WrittenStatement(file, scope, Side(first, last, dedent("\n".join(lines))), first, column=column)
 
     def beside(self, *lines: WrittenStatement | None) -> Definition:
         """The file and scope of the first of `lines` whose scope this version has."""
@@ -224,8 +232,9 @@ def changed(
             break
     changes: dict[object, Change] = {}
     for difference in _rejoined(a, b, found):
-        for one, two in _statements_of(a, b, difference):
-            _add_change(changes, one, two)
+        for pair in _statements_of(a, b, difference):
+            for one, two in _reordered(a, b, *pair):
+                _add_change(changes, one, two)
     for version, matched in ((a, {*pairs.values()}), (b, {*pairs})):
         left = version.nodes.keys() - matched
         for file, name in sorted(left):
@@ -235,32 +244,38 @@ def changed(
                 line = version.whole_definition((file, name))
                 _add_change(changes, *((line, None) if version is a else (None, line)))
     if not changes:  # values have no order: which of two draws comes first, or whether a read sees what a line writes
-        for one, two in _moved(a, b, pairs):
-            _add_change(changes, one, two)
+        for pair in _moved(a, b, pairs):
+            for one, two in _reordered(a, b, *pair):
+                _add_change(changes, one, two)
     classes = (each for each in pairs.items() if isinstance(b.nodes[each[0]], ast.ClassDef))
     renamed = frozenset((_last(other), _last(place)) for place, other in classes if _last(other) != _last(place))
-    return sorted(_paired_once(changes.values()), key=lambda change: (change.file, change.line)), renamed
+    return sorted(_paired_once(changes.values(), a, b), key=lambda change: (change.file, change.line)), renamed
 
 
-def _paired_once(changes: Iterable[Change]) -> Iterator[Change]:
-    """The changes; of those that have a statement in common, only the most alike of the pairs keeps it."""
+def _paired_once(changes: Iterable[Change], a: Version, b: Version) -> Iterator[Change]:
+    """The changes; of those that have a statement in common, only the most alike of the pairs keeps it.
+
+    What is left of another pair is dropped where both versions have it in one function, and as often.
+    """
 
     def likeness(change: Change) -> float:
-        a, b = change.a, change.b
-        return SequenceMatcher(None, a.text, b.text, autojunk=False).ratio() if a and b else -1
+        one, two = change.a, change.b
+        return SequenceMatcher(None, one.text, two.text, autojunk=False).ratio() if one and two else -1
 
     taken: set[tuple[str, str, Side | None]] = set()
     for change in sorted(changes, key=likeness, reverse=True):
         file_a = change.file_a or change.file
         places = ("a", file_a, change.a), ("b", change.file, change.b)
-        a, b = (None if place in taken else place[2] for place in places)
+        one, two = (None if place in taken else place[2] for place in places)
         taken |= {*places}
-        if a and b:
+        if (one, two) == (change.a, change.b):
             yield change
-        elif b:
-            yield change._replace(a=None, file_a="", before=(0, change.before[1]))
-        elif a:
-            yield Change(file_a, change.scope, a, None, "statement", a.first, before=(change.before[0], 0))
+        elif side := one or two:
+            often = [v.often[(file, change.scope), side.text] for v, (_, file, _) in zip((a, b), places, strict=True)]
+            if (often[0] > often[1]) if one else (often[1] > often[0]):
+                file, before = (file_a, (change.before[0], 0)) if one else (change.file, (0, change.before[1]))
+                line = one.first if one else change.line
+                yield change._replace(file=file, file_a="", a=one, b=two, unit="statement", line=line, before=before)
 
 
 def changed_between(
@@ -300,6 +315,20 @@ def _moved(
             one, two = in_a.get(value.key), b.statement_of(value)
             if one is not None and two is not None:
                 yield one, two
+
+
+def _reordered(
+    a: Version, b: Version, one: WrittenStatement | None, two: WrittenStatement | None
+) -> Iterator[tuple[WrittenStatement | None, WrittenStatement | None]]:
+    """The pair itself; of the head of a block that moved, what stands elsewhere in its function, if anything."""
+    moved: list[tuple[WrittenStatement | None, WrittenStatement | None]] = []
+    if one is not None and two is not None and one.side.text == two.side.text and one.is_head:
+        in_a, in_b = a.inside[one.file, one.scope], b.inside[two.file, two.scope]
+        places_a, places_b = ([(text, each.column) for text, each in held.items()] for held in (in_a, in_b))
+        blocks = SequenceMatcher(None, places_a, places_b, autojunk=False).get_matching_blocks()
+        same = {place for _, start, size in blocks for place in places_b[start : start + size]}
+        moved = [(in_a[text], line) for text, line in in_b.items() if text in in_a and (text, line.column) not in same]
+    yield from moved or [(one, two)]
 
 
 def _reads_by_stores(order: Iterable[Value]) -> dict[tuple[int, int], Value]:

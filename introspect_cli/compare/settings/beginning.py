@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.say import found, told
 from introspect_cli.records import Phase
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -117,13 +118,14 @@ class Parting(NamedTuple):
         """
         one, two = self.first
         common = self.b[: self.agreed]
-        before = sum(not event.seed for event in common)
+        draws = sum(not event.seed for event in common)
+        before = draws and count(draws, "draw")
         if one is not None and two is not None and one.seed and one.by == two.by and one.seed != two.seed != "":
             yield found("seeded", by=one.by, a=one.seed, b=two.seed, line=two.line or one.line or one.name)
         elif one is not None and two is not None and one.what == two.what:
             if one.generator == SCRIPT:
                 return  # of what drew from it, nothing is on record
-            yield found("other-state", draw=str(two), since=str(common[-1]) if common else "", before=before)
+            yield found("other-state", draw=str(two), since=str(common[-1]) if common else "", before=draws)
         elif one is not None or two is not None:
             yield found("draws-differ", a=one and str(one), b=two and str(two), before=before)
 
@@ -149,7 +151,7 @@ def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: Collecti
     """Whether the events number `place` have equal seed, function, state and name.
 
     After a draw by an unknown function the next states must agree too, unless a seeding comes next. Names may differ
-    where the lines agree, and either a name is "" or neither is in `both`.
+    where the next states agree, and where the lines agree, and either a name is "" or neither is in `both`.
 
     Args:
         a: events of a.
@@ -159,12 +161,13 @@ def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: Collecti
     """
     one, two = a[place], b[place]
     unnamed = not (one.name and two.name) or not {one.name, two.name}.intersection(both)
-    named = one.name == two.name or (one.line == two.line and unnamed)
-    if (one.seed, one.by, one.state, named) != (two.seed, two.by, two.state, True):
-        return False
     after = [events[place + 1 : place + 2] for events in (a, b)]
     is_set = any(other.seed for events in after for other in events)
-    return bool(one.by) or is_set or [e.state for e in after[0]] == [e.state for e in after[1]]
+    drew_alike = [e.state for e in after[0]] == [e.state for e in after[1]]
+    named = one.name == two.name or (one.line == two.line and unnamed) or (drew_alike and all(after) and not is_set)
+    if (one.seed, one.by, one.state, named) != (two.seed, two.by, two.state, True):
+        return False
+    return bool(one.by) or is_set or drew_alike
 
 
 def find_first_event(runs: tuple[Run, Run], rank: int, generator: str) -> Iterator[Finding]:
