@@ -55,7 +55,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "seeded": "{by} {a} -> {b}[ ({line})]",
     "other-state": "{draw} draws from another state[: from {since} on, another number was drawn]"
     "[; {before} before agree]",
-    "draws-differ": "the first draw or seeding that differs[, in a {a}][, in b {b}][; {before} before it agree]",
+    "draws-differ": "the first draw or seeding that differs[, in a {a}][, in b {b}][; alike before it: {before}]",
     "draws": "random numbers were drawn {before} {name} in {side} and not in {other}",
     "unseeded": "{names} was drawn from in step {step} and never seeded (capture --seed seeds all generators)",
     # what one run alone has

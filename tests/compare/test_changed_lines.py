@@ -497,3 +497,47 @@ def test_a_seed_that_is_set_too_late_is_named(said):
     _, text = said(train=late)
     assert "(moved)" in text
     assert "What is left" not in text
+
+
+TWIN = """
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.proj = nn.Linear(width, width)
+        self.factor = width**-POWER
+
+    def forward(self, x):
+        return self.proj(x) * self.factor
+
+
+if __name__ == "__main__":
+    Attention(POWER)
+"""
+TWO_CLASSES = """
+import torch
+import one, two
+
+torch.manual_seed(0)
+net = torch.nn.Sequential(two.Attention(4), torch.nn.Linear(4, 1))
+net(torch.randn(5, 4)).sum().backward()
+torch.optim.SGD(net.parameters(), 0.1).step()
+"""
+
+
+def test_a_class_of_the_same_name_and_what_runs_as_main_of_an_imported_file_compute_nothing(introspect, tmp_path):
+    (tmp_path / "train.py").write_text(TWO_CLASSES)
+    for run, power in ("a", "0.5"), ("b", "1"):
+        for twin in "one", "two":
+            (tmp_path / f"{twin}.py").write_text(TWIN.replace("POWER", power))
+        assert introspect("capture", "-q", "-o", run, "train.py").returncode == 0
+    changes = json.loads(introspect("diff", "a", "b", "--format", "json").stdout)["code"]["changes"]
+    assert [(each["place"], each["nearness"]) for each in changes] == [
+        ("two.py:10", "computes"),
+        ("one.py:10", "elsewhere"),
+        ("one.py:17", "elsewhere"),
+        ("two.py:17", "elsewhere"),
+    ]

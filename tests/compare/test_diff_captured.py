@@ -235,3 +235,36 @@ def test_a_step_that_makes_room_for_a_distributed_checkpoint_is_none_of_the_trai
         ).counts.steps_b
         == 2
     )
+
+
+RENAMED = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {kept}
+        self.{name} = nn.Embedding(4, 4)
+        nn.init.normal_(torch.empty({size}))
+        self.end = nn.Embedding(4, 4)
+
+    def forward(self, x):
+        return self.end(x) + self.{name}(x)
+
+
+torch.manual_seed(0)
+net = Net()
+net(torch.tensor([1])).sum().backward()
+torch.optim.SGD(net.parameters(), 0.1).step()
+"""
+
+
+def test_a_draw_of_a_renamed_parameter_that_leaves_the_same_state_is_none_that_differs(introspect, tmp_path):
+    for run, size, name, kept in (("a", 4, "first", ""), ("b", 5, "table", "self.kept = 1\n")):
+        (tmp_path / "train.py").write_text(RENAMED.format(size=size, name=name, kept=kept))
+        assert introspect("capture", "-q", "-o", run, "train.py").returncode == 0
+    answer = introspect("diff", "a", "b").stdout
+    assert "of Net.first" not in answer
+    assert "another number was drawn" in answer

@@ -327,7 +327,8 @@ def ranked(code: CodeChanges, at: View | None, ending: Raised | None) -> tuple[R
     clues = clues_of(at, ending)
     trees = at.step.modules if at is not None else ({}, {})
     ran_in = [{(each.module_class, each.source.rpartition(":")[0]) for each in tree.values()} for tree in trees]
-    versions = [Code(*each) for each in zip(code.texts, ran_in, strict=True)]
+    scripts = [run.manifest.get("script") or "" for run in at.runs] if at is not None else ("", "")
+    versions = [Code(*each) for each in zip(code.texts, ran_in, scripts, strict=True)]
     sides = [(version, _reach(version, at, clues, side)) for side, version in enumerate(versions)]
     modules = {module.module_class for module in at.modules.values()} if at is not None else set()
     built = {name.partition("#")[0] for side in at.setup.named.values() for name in side} if at is not None else set()

@@ -10,6 +10,7 @@ import re
 import sys
 from collections import defaultdict
 from functools import cache, partial
+from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
 from introspect_cli.compare.changes.statements import BLOCKS, FUNCTIONS, Definition, Statement, statements_of, tree_of
@@ -86,10 +87,11 @@ def can_matter(statement: Statement) -> bool:
 class Code:
     """All statements of one version of the source, indexed by the names that they give, take and call."""
 
-    def __init__(self, texts: Mapping[str, str], ran: Collection[tuple[str, str]] = ()) -> None:
+    def __init__(self, texts: Mapping[str, str], ran: Collection[tuple[str, str]] = (), script: str = "") -> None:
         """Parse and index all files at once, by name; files that Python cannot parse are left out.
 
-        So are classes of the name of one that `ran`, given as (name, file), in other files.
+        So are classes of the name of one that `ran`, given as (name, file), in other files, and what only runs as
+        `__main__` in files that are not named like the script, as its path ends; in none where that is "".
         """
         self.statements: list[Statement] = []
         self.classes: dict[str, list[tuple[str, str, tuple[str, ...]]]] = defaultdict(list)
@@ -112,7 +114,11 @@ class Code:
             place for place, node in classes.items() if node.name in known - bases and (node.name, place[0]) not in ran
         }
         for statement in statements:
-            if not any(file == statement.file and f"{statement.scope}.".startswith(f"{name}.") for file, name in twins):
+            is_twin = any(
+                file == statement.file and f"{statement.scope}.".startswith(f"{name}.") for file, name in twins
+            )
+            is_imported = script and PurePath(statement.file).name != PurePath(script).name
+            if not is_twin and not (is_imported and any("__name__" in around.takes for around in statement.around)):
                 self._add(statement)
 
     def _add(self, statement: Statement) -> None:

@@ -119,7 +119,6 @@ class Parting(NamedTuple):
         one, two = self.first
         common = self.b[: self.agreed]
         draws = sum(not event.seed for event in common)
-        before = draws and count(draws, "draw")
         if one is not None and two is not None and one.seed and one.by == two.by and one.seed != two.seed != "":
             yield found("seeded", by=one.by, a=one.seed, b=two.seed, line=two.line or one.line or one.name)
         elif one is not None and two is not None and one.what == two.what:
@@ -127,6 +126,9 @@ class Parting(NamedTuple):
                 return  # of what drew from it, nothing is on record
             yield found("other-state", draw=str(two), since=str(common[-1]) if common else "", before=draws)
         elif one is not None or two is not None:
+            if one is not None and two is not None and one.state != two.state:  # the draw before drew another number
+                draws -= any(not event.seed for event in common[-1:])
+            before = draws and count(draws, "draw")
             yield found("draws-differ", a=one and str(one), b=two and str(two), before=before)
 
 
@@ -151,7 +153,7 @@ def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: Collecti
     """Whether the events number `place` have equal seed, function, state and name.
 
     After a draw by an unknown function the next states must agree too, unless a seeding comes next. Names may differ
-    where the next states agree, and where the lines agree, and either a name is "" or neither is in `both`.
+    where the lines or the next states agree, and either a name is "" or neither is in `both`.
 
     Args:
         a: events of a.
@@ -164,7 +166,8 @@ def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: Collecti
     after = [events[place + 1 : place + 2] for events in (a, b)]
     is_set = any(other.seed for events in after for other in events)
     drew_alike = [e.state for e in after[0]] == [e.state for e in after[1]]
-    named = one.name == two.name or (one.line == two.line and unnamed) or (drew_alike and all(after) and not is_set)
+    follows_alike = drew_alike and all(after) and not is_set
+    named = one.name == two.name or (unnamed and (one.line == two.line or follows_alike))
     if (one.seed, one.by, one.state, named) != (two.seed, two.by, two.state, True):
         return False
     return bool(one.by) or is_set or drew_alike
