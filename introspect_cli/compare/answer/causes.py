@@ -77,9 +77,9 @@ def _is_one_change(one: SettingChange, two: SettingChange) -> bool:
 def likely_words(findings: Sequence[Finding], causes: Sequence[Candidate]) -> list[tuple[str, str]]:
     """The first `_LIKELY` likely causes: each in words, with the sources of a setting ("" for others).
 
-    Findings of certainty LIKELY come first, then candidates that no proved finding names.
+    Findings of certainty LIKELY come first, then candidates that no finding of these, nor a proved one, names.
     """
-    said = " ".join(one.text for one in findings if one.certainty is Certainty.PROVED)
+    said = " ".join(one.text for one in findings if one.certainty in {Certainty.PROVED, Certainty.LIKELY})
     likely = [(one.text, "") for one in findings if one.certainty is Certainty.LIKELY]
     named = [(candidate_words(one), one.line if one.kind == "setting" else "") for one in causes]
     return [*likely, *(each for each in named if each[0] not in said)][:_LIKELY]

@@ -77,17 +77,22 @@ def hyperparameter_changes(
 def _recorded(table: Table, held: tuple[str, str, str] | None = None) -> dict[tuple[str, str, str], dict[str, int]]:
     """Numbers of the sites of a step's hyper-parameters, by side: by optimizer, number of its group and name.
 
-    The scaler's are left out. `held` is that of `hyperparameter_changes`; the group has its number in a.
+    Where each run has one optimizer that the other lacks, of another class, both are under the name in a. The scaler's
+    are left out. `held` is that of `hyperparameter_changes`; the group has its number in a.
     """
     alignment, sites = table.alignment, dict[tuple[str, str, str], dict[str, int]]()
-    for place, side in enumerate("ab", 1):
-        for union in table.rows_of[side]:
-            owner = alignment.fqn[union]
-            if KINDS[alignment.kind[union]] in SETTING_KINDS and owner != SCALER:
-                parts = re.findall(r"[^\[\]'.]+", alignment.path[union])
-                group = parts.pop(0) if "".join(parts[:1]).isdecimal() else ""
-                if held is None or (owner, group) == (held[0], held[place]):
-                    sites.setdefault((owner, group if held is None else held[1], ".".join(parts)), {})[side] = union
+    unions = [[u for u in table.rows_of[side] if KINDS[alignment.kind[u]] in SETTING_KINDS] for side in "ab"]
+    of_a, of_b = ({alignment.fqn[union] for union in own} - {SCALER} for own in unions)
+    alone = [*sorted(of_b - of_a), *sorted(of_a - of_b)]
+    is_replaced = len(of_b - of_a) == len(of_a - of_b) == 1 and len({name.partition("#")[0] for name in alone}) == 2
+    renamed = dict([alone]) if is_replaced else {}
+    for place, (side, own) in enumerate(zip("ab", unions, strict=True), 1):
+        for union in (union for union in own if alignment.fqn[union] != SCALER):
+            owner = renamed.get(alignment.fqn[union], alignment.fqn[union])
+            parts = re.findall(r"[^\[\]'.]+", alignment.path[union])
+            group = parts.pop(0) if "".join(parts[:1]).isdecimal() else ""
+            if held is None or (owner, group) == (held[0], held[place]):
+                sites.setdefault((owner, group if held is None else held[1], ".".join(parts)), {})[side] = union
     return sites
 
 
