@@ -369,7 +369,7 @@ HEADS = {
     Nearness.BUILDS: "Changed in what builds it or gives it its values",
     Nearness.BETWEEN: "Changed in what may have run between the last record that agrees and this one",
     Nearness.ALONE: "The only statement that changed, and nothing else on record differs",
-    Nearness.ELSEWHERE: "Changed elsewhere, in nothing that reaches this place by name",
+    Nearness.ELSEWHERE: "Other changes",
 }
 """What a group of changes has in common."""
 _LONGEST = 6
