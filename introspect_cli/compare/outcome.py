@@ -48,7 +48,8 @@ class RankOutcome:
         offset: step k of b was compared with step k + offset of a.
         tally: counts by the words of `result.Counts`, and of `blind` records, which only one side could see, of
             `blind_both`, which run a could not see, by estimate, of records `opened`, of common steps after those,
-            `unopened`, and of steps in which structure differs and neither run recorded results, `unrecorded`.
+            `unopened`, of steps in which structure differs and neither run recorded results, `unrecorded`, and, of two
+            implementations, of steps that were left out, `later`.
         listed: divergences, in order, up to the limit.
         first: the first divergence, also where the limit is 0.
         blind_site: a site that only one side could see, as an example.

@@ -91,8 +91,7 @@ class RunPair(NamedTuple):
             match = correspond(one, two, options, by_labels, listed=listed)
         later = 0
         if match.is_port:  # differences of rounding grow from step to step
-            lists = is_list(self.a.manifest) or is_list(self.b.manifest)
-            later = 0 if options.steps or lists else max(0, min(len(one.entries), len(two.entries)) - 1)
+            later = 0 if options.steps else max(0, min(len(one.entries), len(two.entries)) - 1)
             steps = options.steps or Schedule.only(int(one.entry(0).step))
             options = replace(options, steps=steps, rtol=options.rtol if options.tolerant else 1e-5)
         noise = [run for run in self.noise if splits is None and one.rank in run.ranks]

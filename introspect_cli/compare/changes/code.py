@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
 from introspect_cli.compare.changes.statements import BLOCKS, FUNCTIONS, Definition, Statement, statements_of, tree_of
+from introspect_cli.compare.names import ancestors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
@@ -113,12 +114,11 @@ class Code:
         twins = {
             place for place, node in classes.items() if node.name in known - bases and (node.name, place[0]) not in ran
         }
+        imported = {file for file in trees if script and PurePath(file).name != PurePath(script).name}
         for statement in statements:
-            is_twin = any(
-                file == statement.file and f"{statement.scope}.".startswith(f"{name}.") for file, name in twins
-            )
-            is_imported = script and PurePath(statement.file).name != PurePath(script).name
-            if not is_twin and not (is_imported and any("__name__" in around.takes for around in statement.around)):
+            is_twin = any((statement.file, name) in twins for name in (statement.scope, *ancestors(statement.scope)))
+            as_main = statement.file in imported and any("__name__" in around.takes for around in statement.around)
+            if not is_twin and not as_main:
                 self._add(statement)
 
     def _add(self, statement: Statement) -> None:

@@ -801,9 +801,10 @@ def _also_differing(one: Value, two: Value) -> _Pairs:
 
 def _head_of(value: Value) -> tuple[object, ...]:
     """What two values have alike whose parts are compared one by one: kind, names, of a call its function or method."""
-    called = value.parts[0] if value.kind == "call" else value
-    is_method = called.kind == "attribute"
-    return value.kind, *_names_of(value), *(_names_of(called) if is_method or called is value else [called.key])
+    if value.kind != "call":
+        return value.kind, *_names_of(value)
+    called = value.parts[0]
+    return value.kind, *_names_of(value), *(_names_of(called) if called.kind == "attribute" else [called.key])
 
 
 def _names_of(value: Value) -> list[Any]:

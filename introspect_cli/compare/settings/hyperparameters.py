@@ -5,6 +5,7 @@ Groups are turned into a mapping of parameter to hyper-parameters; equal changes
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -81,13 +82,15 @@ def _recorded(table: Table, held: tuple[str, str, str] | None = None) -> dict[tu
     are left out. `held` is that of `hyperparameter_changes`; the group has its number in a.
     """
     alignment, sites = table.alignment, dict[tuple[str, str, str], dict[str, int]]()
-    unions = [[u for u in table.rows_of[side] if KINDS[alignment.kind[u]] in SETTING_KINDS] for side in "ab"]
-    of_a, of_b = ({alignment.fqn[union] for union in own} - {SCALER} for own in unions)
-    alone = [*sorted(of_b - of_a), *sorted(of_a - of_b)]
-    is_replaced = len(of_b - of_a) == len(of_a - of_b) == 1 and len({name.partition("#")[0] for name in alone}) == 2
-    renamed = dict([alone]) if is_replaced else {}
-    for place, (side, own) in enumerate(zip("ab", unions, strict=True), 1):
-        for union in (union for union in own if alignment.fqn[union] != SCALER):
+    of_optimizers = [
+        [u for u in table.rows_of[side] if KINDS[alignment.kind[u]] in SETTING_KINDS and alignment.fqn[u] != SCALER]
+        for side in "ab"
+    ]
+    of_a, of_b = ({alignment.fqn[union] for union in unions} for unions in of_optimizers)
+    replaced = itertools.product(of_b - of_a, of_a - of_b) if len(of_a ^ of_b) == 2 else ()
+    renamed = {new: old for new, old in replaced if new.partition("#")[0] != old.partition("#")[0]}
+    for place, (side, unions) in enumerate(zip("ab", of_optimizers, strict=True), 1):
+        for union in unions:
             owner = renamed.get(alignment.fqn[union], alignment.fqn[union])
             parts = re.findall(r"[^\[\]'.]+", alignment.path[union])
             group = parts.pop(0) if "".join(parts[:1]).isdecimal() else ""
