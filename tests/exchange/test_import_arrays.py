@@ -36,13 +36,17 @@ def imported(source, output, *words):
 def forward(weights, tokens, *, scale=1.0):
     """A small model in numpy: arrays by site, in the order in which they are computed.
 
-    Its output is a rounding beside torch's, as another order of a sum may make it, whatever processor this is.
+    What it multiplies is a rounding beside torch's, as another order of a sum may make it, whatever processor this is.
     """
+
+    def times(x, name):
+        return np.nextafter(x @ weights[name].T, np.float32(np.inf))
+
     found = {f"param/{name}": value for name, value in weights.items()}
     x = found["output/Net.embed"] = weights["Net.embed.weight"][tokens]
-    x = found["output/Net.up"] = x @ weights["Net.up.weight"].T + weights["Net.up.bias"]
+    x = found["output/Net.up"] = times(x, "Net.up.weight") + weights["Net.up.bias"]
     x = found["output/Net.act"] = np.maximum(x, 0) * np.float32(scale)
-    found["output/Net"] = np.nextafter(x @ weights["Net.down.weight"].T, np.float32(np.inf))
+    found["output/Net"] = times(x, "Net.down.weight")
     return found
 
 
