@@ -210,8 +210,11 @@ class Documents:
             except DocumentTooLargeError:
                 self._capture.guard.note(f"the settings {name} are not recorded: they are larger than a store allows")
 
-    def write_all(self) -> None:
+    def write_all(self, raised: BaseException | None = None) -> None:
         """Put code, command, machine, versions, flags and environment in `facts`, then `write`.
+
+        Args:
+            raised: what ended the script.
 
         Raises:
             StoreError: the store can no longer be written.
@@ -220,7 +223,7 @@ class Documents:
 
         options, target = self._options, self._capture.target
         if options.source:
-            self.sources.read_imports()
+            self.sources.read_imports(raised)
             self._add_sources()
         if target is not None:
             self._facts["command"] = lambda: settings.command(target, self._directory, options.redact)

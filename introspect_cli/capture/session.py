@@ -297,7 +297,7 @@ class Session:
             if context is not None:
                 context.rank.modules(context.names.new_modules())
             if "torch" in sys.modules:
-                self._documents.write_all()
+                self._documents.write_all(ending.raised)
             for sentence in self._documents.sources.notes():
                 self._guard.note(sentence)
         with self._writing(self._end):

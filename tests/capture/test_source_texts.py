@@ -54,6 +54,17 @@ def test_what_leaves_the_machine_has_the_texts_only_if_asked_for_and_a_pack_if_n
     assert any(name.startswith("rank0/sources/") for name in names) is with_texts
 
 
+@pytest.mark.parametrize("fault", ["raise ValueError('no')", "def f(:"])
+def test_files_whose_import_failed_are_kept(introspect, tmp_path, fault):
+    """Python keeps nothing of a module whose import raised, nor of those that were importing it."""
+    (tmp_path / "train.py").write_text("import torch\nimport loss\n")
+    (tmp_path / "loss.py").write_text("import helpers\n")
+    (tmp_path / "helpers.py").write_text(f"{fault}\n")
+    assert introspect("capture", "-q", "-o", "run", "train.py").returncode == 1
+    with open_run(tmp_path / "run") as run:
+        assert set(Sources(run)) == {"train.py", "loss.py", "helpers.py"}
+
+
 def test_code_that_no_file_of_a_module_holds_is_kept(tmp_path, monkeypatch):
     code = "import introspect_cli, torch\nwith introspect_cli.recording(torch.nn.Linear(2, 2), 'run') as r:\n    pass\n"
     (tmp_path / "piece.txt").write_text(code)

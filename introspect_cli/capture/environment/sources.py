@@ -18,6 +18,7 @@ from tokenize import detect_encoding
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact
+from introspect_cli.script.ending import entries_of
 from introspect_cli.script.processes import described
 from introspect_cli.store.sources import LIMIT_FILE, LIMIT_RUN
 from introspect_cli.sums import hex_digest
@@ -323,16 +324,19 @@ class SourceFiles:
             if not self._texts.add(digest, data, redact.source):
                 self._told[_LEFT_OUT].append(name)
 
-    def read_imports(self) -> bool:
+    def read_imports(self, raised: BaseException | None = None) -> bool:
         """Read the user's files that were imported since the last call, and a `__main__` without a file.
 
         Files that cannot be read, or changed after the process began, are noted for `notes`.
+
+        Args:
+            raised: what ended the script. Its files are read, too: of a module whose import fails python keeps nothing.
 
         Returns:
             Whether any file was added.
         """
         before = len(self.digests)
-        for name, path in self._new_imports():
+        for name, path in self._new_imports(raised):
             if (read := _read_regular(path)) is not None:
                 data, changed = read
                 if changed > self._began and name not in self.digests:
@@ -344,14 +348,19 @@ class SourceFiles:
             self.add(name, text.encode("utf-8", "surrogatepass"))
         return len(self.digests) > before
 
-    def _new_imports(self) -> list[tuple[str, str]]:
+    def _new_imports(self, raised: BaseException | None) -> list[tuple[str, str]]:
         """Name and path of each source file of the user's imported since the last call; not those of compilers' caches.
 
-        Those of the project come first: all others may then use up the run's limit.
+        Those of the project come first: all others may then use up the run's limit. So are those that `raised` came
+        through, or that do not compile.
         """
         found, root = [], Project.root + os.sep
-        for module, thing in list(sys.modules.items()):
-            path = file_of(thing)
+        held = [(module, file_of(thing)) for module, thing in list(sys.modules.items())]
+        frames = [each.tb_frame for each in entries_of(None if raised is None else raised.__traceback__)]
+        held += [(str(frame.f_globals.get("__name__")), frame.f_code.co_filename) for frame in frames]
+        if isinstance(raised, SyntaxError) and isinstance(raised.filename, str):
+            held.append(("", raised.filename))
+        for module, path in held:
             if path not in self._seen and is_users(path) and not is_generated(path):
                 found.append((source_name(path, module), path))
             self._seen.add(path)
