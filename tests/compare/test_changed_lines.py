@@ -480,6 +480,12 @@ def test_the_only_statement_that_changed_is_likely_where_nothing_else_differs_th
     assert "Likely cause" not in document["sentence"]
     document, _ = said(train=train.replace("manual_seed(0)", "initial_seed()"), base_train=ONLY)
     assert all(change["nearness"] != "alone" for change in document["code"]["changes"])
+    # a package that b alone has changes nothing by being there, unless it is one that others make use of
+    for name, is_likely in (("torch-helpers", True), ("flash-attn", False)):
+        metadata = {f"{name}-1.0.dist-info/METADATA": f"Name: {name}\nVersion: 1.0\n"}
+        document, _ = said(train=train, base_train=ONLY, more=metadata)
+        assert [name, None, "1.0"] in [[one[key] for key in ("name", "a", "b")] for one in document["settings"]]
+        assert changes(document)[0][2] is is_likely
 
 
 @pytest.mark.longest

@@ -40,6 +40,7 @@ def project(tmp_path, introspect):
         home = tmp_path / f"{name}-project"
         home.mkdir(exist_ok=True)
         for file, text in {"model.py": model, "train.py": train, **(more or {})}.items():
+            (home / file).parent.mkdir(exist_ok=True)
             (home / file).write_bytes(text if isinstance(text, bytes) else text.encode())
         introspect("capture", "-q", "--force", *options, "-o", tmp_path / name, "train.py", cwd=home)
         return tmp_path / name

@@ -47,7 +47,7 @@ _OF_RESULTS = (
 """Options and variables that say where results go and what a run is called: `--out-dir`, `hydra.run.dir`."""
 
 _NUMERIC_PACKAGES = (
-    r"^(torch|torchvision|torchaudio|triton|numpy|scipy|numba|nvidia|jax|tensorflow|flash|xformers|transformers|lightning"
+    r"^(torch(vision|audio|ao|[-_]xla)?$|triton|numpy|scipy|numba|nvidia|jax|tensorflow|flash|xformers|transformers|lightning"
     r"|pytorch|accelerate|deepspeed|apex|timm|mkl|intel|bitsandbytes|einops|peft|diffusers|tokenizers|datasets)"
 )
 
@@ -159,8 +159,9 @@ def _weight_by_reason(at: View, reason: Reason, source: str, name: str, change: 
         both = change.a is not None and change.b is not None and fed is not None
         return max(tensors, 0.96 if fed else 0.85) if both else tensors
     if source == "packages":
-        if None in (change.a, change.b) or not re.match(_NUMERIC_PACKAGES, name.lower()):
-            return 0.2  # what one run does without, the other need not import
+        of_numerics, one_sided = re.match(_NUMERIC_PACKAGES, name.lower()), None in (change.a, change.b)
+        if one_sided or not of_numerics:  # what one run does without, the other need not import
+            return 0.2 if of_numerics or not one_sided else SAYS_NOTHING
         base += 0.25
     elif source != "scalers" and reason.names and re.search(reason.names, name, re.IGNORECASE):
         base += 0.1
