@@ -359,7 +359,7 @@ class SourceFiles:
         frames = [each.tb_frame for each in entries_of(None if raised is None else raised.__traceback__)]
         held += [(str(frame.f_globals.get("__name__")), frame.f_code.co_filename) for frame in frames]
         if isinstance(raised, SyntaxError) and isinstance(raised.filename, str):
-            held.append(("", raised.filename))
+            held.append((Path(raised.filename).stem, raised.filename))
         for module, path in held:
             if path not in self._seen and is_users(path) and not is_generated(path):
                 found.append((source_name(path, module), path))
