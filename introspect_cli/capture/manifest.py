@@ -22,7 +22,7 @@ from introspect_cli.capture.ranks.launchers import rank_and_size
 from introspect_cli.capture.read_files import MAX_TEXT_BYTES, ReadFiles
 from introspect_cli.errors import DocumentTooLargeError
 from introspect_cli.records import Kind
-from introspect_cli.script.ending import raised_at
+from introspect_cli.script.ending import places_of
 from introspect_cli.script.target import COMPILED
 from introspect_cli.store.sources import LIMIT_RUN
 from introspect_cli.version import __version__
@@ -68,13 +68,14 @@ def closing(capture: Capture, context: Context | None, ending: Ending) -> dict[s
         ending: how the script ended.
     """
     options, guard = capture.options, capture.guard
-    at = raised_at(ending.raised, sources.is_users) if ending.how == "exception" and ending.raised is not None else None
+    places = places_of(ending.raised) if ending.how == "exception" and ending.raised is not None else []
+    at = next((place for place in reversed(places) if sources.is_users(place.path)), None)
     facts: dict[str, Any] = {
         "ended": _now(),  # which of several ranks ended first
         "exit_code": ending.exit_code,
         "how": ending.how,
         "exception": ending.exception,
-        "raised_at": at and {"file": sources.relative(at[0]), "line": at[1], "function": at[2]},
+        "raised_at": at and {"file": sources.relative(at.path), "line": at.line, "function": at.function},
         "observed": sorted(kind.value for kind in options.record),
         "not_observed": guard.sentences,
         "failures": guard.details,

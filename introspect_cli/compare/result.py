@@ -200,6 +200,11 @@ class Divergence(NamedTuple):
         return "a" if self.b is None else "b" if self.a is None else ""
 
     @property
+    def role_word(self) -> str:
+        """The role, as tables show it: `unclear` where not everything that went in was recorded."""
+        return "unclear" if self.reason == "gap" else self.role.value
+
+    @property
     def step_words(self) -> str:
         """The step with labels of the training framework, `step 3 (epoch 1)`.
 

@@ -229,7 +229,7 @@ def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False, 
         (Column("rel. L2", right=True), lambda each: distance(each.rel_l2)),
         (Column("x noise", right=True), lambda each: _over_noise(each) * noisy),
         (Column("size", drop_at=1), lambda each: (each.size.name.lower() if each.size is not None else "-") * sized),
-        (Column("role"), lambda each: ("unclear" if each.reason == "gap" else each.role.value) * at),
+        (Column("role"), lambda each: each.role_word * at),
     ]
     return table_of(divergences, columns, lambda each: "origin" if each.role is Role.ORIGIN else "")
 

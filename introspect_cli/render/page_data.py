@@ -212,7 +212,7 @@ def _noise_band(noise: Sequence[DivergenceMap | None], steps: Sequence[int]) -> 
 def _divergence(divergence: Divergence) -> dict[str, Any]:
     """A divergence with checksum, text, mean and standard deviation of both records."""
     site = divergence.site
-    made: dict[str, Any] = {"step": divergence.step, "role": divergence.role.value, "rel": finite(divergence.rel_l2)}
+    made: dict[str, Any] = {"step": divergence.step, "role": divergence.role_word, "rel": finite(divergence.rel_l2)}
     made["site"] = [site.phase.value, site.kind.value, _text(site.fqn), site.call, _text(site.path)]
     for name, summary in (("a", divergence.a), ("b", divergence.b)):
         if summary is not None:

@@ -12,8 +12,9 @@ import signal
 import sys
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,20 +50,25 @@ def entries_of(head: TracebackType | None) -> list[TracebackType]:
     return entries
 
 
-def raised_at(error: BaseException, is_users: Callable[[str], bool]) -> tuple[str, int, str] | None:
-    """Path, line and function of the innermost frame in a file of the user's that an exception came through.
+class Raised(NamedTuple):
+    """Where an exception came through: module, path of its file, line and function."""
 
-    A syntax error has its own file and line, with the function "".
+    module: str
+    path: str
+    line: int
+    function: str
 
-    Args:
-        error: the exception.
-        is_users: whether a file is the user's.
-    """
-    frames = [(each.tb_frame.f_code, each.tb_lineno) for each in entries_of(error.__traceback__)]
-    found = [(code.co_filename, line, code.co_name) for code, line in frames]
+
+def places_of(error: BaseException) -> list[Raised]:
+    """Where an exception came through, outermost first; a syntax error has its own file and line, in function ""."""
+    frames = [(each.tb_frame, each.tb_lineno) for each in entries_of(error.__traceback__)]
+    found = [
+        Raised(str(frame.f_globals.get("__name__")), frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in frames
+    ]
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):
-        found.append((error.filename, error.lineno, ""))
-    return next((frame for frame in reversed(found) if is_users(frame[0])), None)
+        found.append(Raised(Path(error.filename).stem, error.filename, error.lineno, ""))
+    return found
 
 
 def tell(sentence: str, who: str | None = "introspect") -> None:

@@ -38,7 +38,6 @@ def project(tmp_path, introspect):
 
     def capture(name, *options, model=MODEL, train=TRAIN, more=None):
         home = tmp_path / f"{name}-project"
-        home.mkdir(exist_ok=True)
         for file, text in {"model.py": model, "train.py": train, **(more or {})}.items():
             (home / file).parent.mkdir(exist_ok=True)
             (home / file).write_bytes(text if isinstance(text, bytes) else text.encode())

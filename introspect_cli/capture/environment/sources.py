@@ -18,7 +18,7 @@ from tokenize import detect_encoding
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact
-from introspect_cli.script.ending import entries_of
+from introspect_cli.script.ending import places_of
 from introspect_cli.script.processes import described
 from introspect_cli.store.sources import LIMIT_FILE, LIMIT_RUN
 from introspect_cli.sums import hex_digest
@@ -356,10 +356,7 @@ class SourceFiles:
         """
         found, root = [], Project.root + os.sep
         held = [(module, file_of(thing)) for module, thing in list(sys.modules.items())]
-        frames = [each.tb_frame for each in entries_of(None if raised is None else raised.__traceback__)]
-        held += [(str(frame.f_globals.get("__name__")), frame.f_code.co_filename) for frame in frames]
-        if isinstance(raised, SyntaxError) and isinstance(raised.filename, str):
-            held.append((Path(raised.filename).stem, raised.filename))
+        held += [(place.module, place.path) for place in places_of(raised)] if raised is not None else []
         for module, path in held:
             if path not in self._seen and is_users(path) and not is_generated(path):
                 found.append((source_name(path, module), path))

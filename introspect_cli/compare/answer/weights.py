@@ -47,9 +47,11 @@ _OF_RESULTS = (
 """Options and variables that say where results go and what a run is called: `--out-dir`, `hydra.run.dir`."""
 
 _NUMERIC_PACKAGES = (
-    r"^(torch(vision|audio|ao|[-_]xla)?$|triton|numpy|scipy|numba|nvidia|jax|tensorflow|flash|xformers|transformers|lightning"
+    r"^(torch|torchvision|torchaudio|triton|numpy|scipy|numba|nvidia|jax|tensorflow|flash|xformers|transformers|lightning"
     r"|pytorch|accelerate|deepspeed|apex|timm|mkl|intel|bitsandbytes|einops|peft|diffusers|tokenizers|datasets)"
 )
+_OF_SCRIPTS = r"torch[-_](?!xla)"
+"""Names of packages, as `torch-geometric`, that run only where the script's code imports them."""
 
 UNLIKELY = 0.45
 SAYS_NOTHING = 0.1
@@ -159,9 +161,11 @@ def _weight_by_reason(at: View, reason: Reason, source: str, name: str, change: 
         both = change.a is not None and change.b is not None and fed is not None
         return max(tensors, 0.96 if fed else 0.85) if both else tensors
     if source == "packages":
-        of_numerics, one_sided = re.match(_NUMERIC_PACKAGES, name.lower()), None in (change.a, change.b)
-        if one_sided or not of_numerics:  # what one run does without, the other need not import
-            return 0.2 if of_numerics or not one_sided else SAYS_NOTHING
+        of_numerics = re.match(_NUMERIC_PACKAGES, name.lower()) is not None
+        if None in (change.a, change.b):  # by itself nothing looks for it, unless it is one of these
+            return 0.2 if of_numerics and not re.match(_OF_SCRIPTS, name.lower()) else SAYS_NOTHING
+        if not of_numerics:
+            return 0.2
         base += 0.25
     elif source != "scalers" and reason.names and re.search(reason.names, name, re.IGNORECASE):
         base += 0.1
