@@ -17,10 +17,11 @@ import hashlib
 import os
 import struct
 import threading
-import zlib
 from contextlib import suppress
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zlib_ng.zlib_ng import crc32
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files import FORMAT, LOG, Appended, Descriptor, Folder, write_all
@@ -56,7 +57,7 @@ _PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of Linux
 def begin_log(rank: int, run_id: bytes) -> bytes:
     """The first bytes of a log: magic, format, rank, run id and their CRC-32."""
     start = START.pack(MAGIC, FORMAT, rank, run_id, 0)[:-4]
-    return start + zlib.crc32(start).to_bytes(4, "little")
+    return start + crc32(start).to_bytes(4, "little")
 
 
 def chained(chain: bytes, step: int, digest: bytes) -> bytes:
@@ -99,7 +100,7 @@ class Written(NamedTuple):
         """The state after appending a frame, and the frame's bytes."""
         body = [*frame.body, b" " * (-sum(map(len, frame.body)) % 8)]
         length = sum(map(len, body))
-        crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), body, 0)
+        crc = reduce(lambda crc, piece: crc32(piece, crc), body, 0)
         step, chain, rows, names = self.step, self.chain, self.rows, self.names
         if frame.kind == STEP:
             step, chain, rows = frame.step, chained(chain, frame.step, frame.digest), rows + frame.rows
@@ -109,7 +110,7 @@ class Written(NamedTuple):
             at = NAMED.index(frame.kind)
             names = (*names[:at], names[at] + frame.rows, *names[at + 1 :])
         head = HEAD.pack(frame.kind, frame.rows, length, frame.step, frame.digest, chain, crc, 0)[:-4]
-        crc = zlib.crc32(head, self.crc)
+        crc = crc32(head, self.crc)
         written = Written(self.length + HEAD.size + length, crc, self.frames + 1, step, chain, rows, names)
         return written, [head + crc.to_bytes(4, "little"), *body]
 
@@ -144,7 +145,7 @@ class LogWriter:
         start = begin_log(rank, run_id)
         self._file = Appended(folder, LOG)
         self._room = _reserved(folder)
-        self.written = Written(len(start), zlib.crc32(start[:-4]))
+        self.written = Written(len(start), crc32(start[:-4]))
         try:
             write_all(self._file.fd, [start])
         except BaseException:

@@ -17,12 +17,12 @@ pseudorandom number generators", 2014).
 from __future__ import annotations
 
 import struct
-import zlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from zlib_ng.zlib_ng import crc32
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.columns import LIMIT_BATCH, LIMIT_COLUMNS, RECORD_COLUMNS, Schema, parse_columns
@@ -154,7 +154,7 @@ class Frames:
         magic, number, rank_of_file, self.run_id, crc = START.unpack(start)
         if magic != MAGIC:
             raise DamageError(self.path, "it is not a log")
-        if zlib.crc32(start[:-4]) != crc:
+        if crc32(start[:-4]) != crc:
             raise DamageError(self.path, "its beginning was altered")
         if number > FORMAT:
             raise newer_format(number, self.path)
@@ -178,13 +178,13 @@ class Frames:
         if len(cached) < CACHE.size:
             return False
         magic, crc, count = CACHE.unpack_from(cached)
-        begins = magic == _CACHE_MAGIC and zlib.crc32(cached[CACHE.size :]) == crc
+        begins = magic == _CACHE_MAGIC and crc32(cached[CACHE.size :]) == crc
         bodies = memoryview(cached)[CACHE.size + count * HEAD.size :]
         if not begins or not 0 < count <= LIMIT_FRAMES or len(cached) < CACHE.size + count * HEAD.size:
             return False
         heads = np.frombuffer(cached, HEADS, count, CACHE.size)
         small = np.where(_is_small(heads), heads["length"], 0).astype(np.int64)
-        is_of_log = zlib.crc32(heads[0].tobytes()[:-4], before) == heads["crc"][0]
+        is_of_log = crc32(heads[0].tobytes()[:-4], before) == heads["crc"][0]
         if not is_of_log or len(bodies) != int(small.sum()) or int(_frame_offsets(heads)[-1]) > size:
             return False
         self._set_heads(heads)
@@ -214,7 +214,7 @@ class Frames:
                 head = chunk[at - first : at - first + HEAD.size]
                 if len(head) < HEAD.size:
                     break
-                checked = zlib.crc32(head[:-4], crc)
+                checked = crc32(head[:-4], crc)
                 if checked != int.from_bytes(head[-4:], "little"):
                     if not any(head):  # what a power cut leaves
                         break
@@ -247,7 +247,7 @@ class Frames:
         heads = self.heads[:count]
         small = np.flatnonzero(_is_small(heads)).tolist()
         rest = heads.tobytes() + b"".join(map(self.body, small))
-        return CACHE.pack(_CACHE_MAGIC, zlib.crc32(rest), len(heads)) + rest
+        return CACHE.pack(_CACHE_MAGIC, crc32(rest), len(heads)) + rest
 
     def body(self, number: int) -> bytes:
         """The bytes of frame `number`, checked by CRC-32; read from the log unless they came with the file of heads.
@@ -267,7 +267,7 @@ class Frames:
                 data = self.source.read(at, at + length)
             except OSError as error:
                 raise unreadable(self.path, error) from None
-        if len(data) != length or zlib.crc32(data) != head["body_crc"]:
+        if len(data) != length or crc32(data) != head["body_crc"]:
             raise DamageError(self.path, f"a frame of kind {head['kind'].decode()} at byte {at} was altered")
         return data
 

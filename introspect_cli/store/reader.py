@@ -14,13 +14,13 @@ is one read of the bytes that its head names, its CRC is taken over those very b
 from __future__ import annotations
 
 import json
-import zlib
 from abc import ABC, abstractmethod
 from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Joined, Layout, ModuleInfo, Record, Status, Summary
@@ -392,7 +392,7 @@ class RankReader(Reader):
             raise unreadable(log.path, error) from None
         if length and self.running and not any(data):
             raise StoreError(f"step {step} of {log.path} was dropped while it was read: try again")
-        if len(data) != length or zlib.crc32(data) != entry["body_crc"]:
+        if len(data) != length or crc32(data) != entry["body_crc"]:
             raise DamageError(log.path, f"the records of step {step} are not those that were written")
         path = f"{log.path} (step {step})"
         rows, sites = int(entry["rows"]), int(entry["n_sites"])

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import math
 import struct
-import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from introspect_cli.store.files import DamageError
 
@@ -58,7 +58,7 @@ def encode(data: bytes | memoryview, checksum: int, dtype: str, shape: tuple[int
 
 def _crc(data: bytes | memoryview, checksum: int, dtype: str, shape: Sequence[int]) -> int:
     """CRC-32 of checksum, dtype, shape and data."""
-    return zlib.crc32(data, zlib.crc32(f"{checksum:016x} {dtype} {list(shape)} ".encode()))
+    return crc32(data, crc32(f"{checksum:016x} {dtype} {list(shape)} ".encode()))
 
 
 def _header(checksum: int, dtype: str, shape: Sequence[int], length: int, crc: int) -> bytes:
