@@ -31,6 +31,11 @@ def python_state() -> bytes:
     return array("Q", words).tobytes() + repr((version, gauss)).encode()
 
 
+def python_spare() -> object:
+    """Number that python's global generator has to spare, all of its state but its words; an object where not known."""
+    return getattr(getattr(_getstate, "__self__", None), "gauss_next", object())
+
+
 def numpy_state() -> bytes | None:
     """State of numpy's global generator as bytes.
 

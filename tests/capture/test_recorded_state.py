@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import random
 import weakref
 from collections import OrderedDict
 
@@ -328,3 +329,29 @@ def test_hyperparameters_are_recorded_where_they_change_and_the_rate_always(tmp_
     more = {1: {"['weight_decay']": "0.1"}, 4: {}, 5: {}, 6: {"['betas']": "[0.5, 0.9]"}}
     nan = {"['own']": "nan"}  # equal to nothing, itself included
     assert found[1:] == [rate[step] | more.get(step, {}) | (nan if step >= 4 else {}) for step in range(1, 7)]
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda: random.gauss(0, 1), random.random, lambda: None], ids=["gauss", "one", "none"]
+)
+def test_the_state_of_pythons_generator_is_another_after_every_draw(tmp_path, draw):
+    states = []
+
+    def work():
+        random.seed(3)
+        net = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(6):
+            states.append(random.getstate())
+            net(torch.ones(5, 3)).square().mean().backward()
+            optimizer.step()
+            draw()  # every second normal number is one to spare: the words stay
+
+    captured(tmp_path / "run", work)
+    at = [
+        r.summary.checksum
+        for step in range(6)
+        for r in records(tmp_path / "run", step)
+        if r.site.fqn == "python" and r.site.kind is Kind.RNG
+    ]
+    assert [[one == other for one in at] for other in at] == [[one == other for one in states] for other in states]

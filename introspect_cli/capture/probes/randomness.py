@@ -19,7 +19,7 @@ from introspect_cli.capture.environment.sources import is_users, relative
 from introspect_cli.capture.events import DRAWS, Patches
 from introspect_cli.capture.frames import instances_in, line_of, outward, script_frames
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.start import numpy_state, python_state
+from introspect_cli.capture.start import numpy_state, python_spare, python_state
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
 from introspect_cli.sums import hex_digest
 from introspect_cli.tensors.generators import NEVER, Generators
@@ -181,6 +181,8 @@ class RandomProbe(GuardedProbe):
         self._generators = Generators()
         self._made: dict[str, Any] = {}
         """The script's own generators as the first step began; to look for later ones would take long in each step."""
+        self._python: tuple[object, bytes] = ((), b"")
+        """State of python's generator, and the spare and digest of words that it had."""
         self._untouched: set[str] = set()
         """Generators that are as the process found them: their states mean nothing."""
         self._thread = 0
@@ -241,7 +243,10 @@ class RandomProbe(GuardedProbe):
         self._thread = threading.get_ident()
         self.moved = self._generators.moved
         shown: list[tuple[str, object]] = []
-        for name, state in (("python", python_state()), ("numpy", numpy_state())):
+        words = python_spare(), self._generators.states.get("python")
+        if words[1] is None or words != self._python[0]:  # else 625 numbers are made and packed in each step
+            self._python = words, python_state()
+        for name, state in (("python", self._python[1]), ("numpy", numpy_state())):
             if state is not None:  # the library is loaded
                 self._untouched |= {name} if state == began.get(name) else set()
                 shown.append((name, self._shown(name, state)))
