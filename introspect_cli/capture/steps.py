@@ -500,6 +500,8 @@ class StepClock:
         self._graphs: ById[int] = ById()
         """Marks in graphs that are alive, and in which step each was made."""
         self._ran_with_gradients: ById[bool] = ById()
+        # what a forward itself has written to, no optimizer has
+        self.listeners["on_root_left"].append(lambda _: self.stepped or self.trained.is_any_written())
 
     def tell(self, moment: str, *given: object) -> None:
         """Call the listeners of a moment in order with what is given; an exception is raised at once."""

@@ -42,6 +42,7 @@ class Thing(Enum):
     PARAMETERS = "{its} parameters[ of {of}]"
     REWRITTEN = "{its} parameters[ of {of}] at this point of a forward pass that changes them"
     BUFFERS = "{its} buffers[ of {of}]"
+    BUFFERS_AT_START = "{its} buffers[ of {of}] when the step began"
     OUTPUTS = "the module outputs before it"
     RAN_UNSEEN = "what {of} computes"
     PASSED_OVER = "what models computed without gradients"

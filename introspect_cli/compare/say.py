@@ -98,6 +98,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "kernel": "its options, the kernel",
     "draws-before": "other random numbers drawn before it in this step",
     "parameters-after": "parameters that changed after they were recorded (.data, numpy)",
+    "buffers-after": "buffers that changed since the step began",
     "forward-code": "the forward code, or what it keeps from earlier calls",
     "batch-size": "batch size, sequence length, cropping or padding",
     "samples": "the data set, its files, order, seeds, workers, augmentation, conversion",

@@ -78,6 +78,53 @@ def test_what_changed_since_it_was_recorded_is_recorded_again(tmp_path, between,
     assert found(path, 3) == set()
 
 
+class Adapting(nn.Module):
+    """Moves what its part computes with, before it calls it, in the steps that are asked for."""
+
+    def __init__(self, asked, kind):
+        super().__init__()
+        self.asked, self.kind, self.calls, self.part = asked, kind, 0, Shifted()
+
+    def forward(self, x):
+        if self.calls in self.asked:
+            with torch.no_grad():
+                {"param": self.part.weight, "buffer": self.part.shift}[self.kind].mul_(1.5)
+        self.calls += 1
+        return self.part(x)
+
+
+class Shifted(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 3)
+        self.register_buffer("shift", torch.ones(3))
+
+    def forward(self, x):
+        return super().forward(x) + self.shift
+
+
+def adapt(*asked, kind):
+    torch.manual_seed(0)
+    net = Adapting(asked, kind)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(4):
+        for _ in range(2):
+            net(torch.randn(5, 3)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("kind", ["param", "buffer"])
+@pytest.mark.parametrize("call", [0, 4])
+def test_what_a_forward_pass_changes_before_a_module_runs_is_not_called_equal_then(tmp_path, kind, call):
+    a, b = (captured(tmp_path / name, lambda to=to: adapt(*to, kind=kind)) for name, to in (("a", ()), ("b", (call,))))
+    with open_run(a) as one, open_run(b) as two:
+        assert [len(run.rank(0)) for run in (one, two)] == [4, 4]
+    result = compared(a, b)
+    assert (result.first.step, result.first.site.fqn) == (call // 2, "Adapting.part")
+    equal = {fact.thing for fact in result.rests_on if fact.known == "equal"}
+    assert equal == {"inputs"} | {"param": {"buffers"}, "buffer": {"parameters", "buffers_at_start"}}[kind]
+
+
 def idle(*_):
     """What the children of these tests do."""
 

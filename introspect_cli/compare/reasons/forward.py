@@ -168,7 +168,7 @@ def draws_nothing(module_class: str) -> bool:
 def left_in_module(at: View) -> Iterator[str]:
     """Codes of the remaining causes: code and mode, options and kernel.
 
-    Earlier draws and changed parameters too, where they were not observed.
+    Earlier draws, changed parameters and changed buffers too, where they were not observed.
     """
     yield from ("code", "kernel")
     random = at.cause.rests_on(*RANDOM)
@@ -176,6 +176,8 @@ def left_in_module(at: View) -> Iterator[str]:
         yield "draws-before"
     if not at.is_first_step and at.cause.rests_on(Thing.PARAMETERS):
         yield "parameters-after"
+    if at.cause.rests_on(Thing.BUFFERS_AT_START):
+        yield "buffers-after"
 
 
 # --- operators
