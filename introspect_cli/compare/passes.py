@@ -112,8 +112,8 @@ if TYPE_CHECKING:
 def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     """The table of one step, with a row for each record of a, of b or of both, by site; reads both steps.
 
-    Parameters and buffers that one run alone has as the step begins, since it left out the step before, are copied for
-    the other from the end of the other's previous step; of a list, and where it updates by hand, optimizer states too.
+    Parameters and buffers that one run alone has as the step begins are copied for the other from what it recorded
+    last before; of a list, and where it updates by hand, optimizer states too.
     Calls that one run makes more often are renumbered (`paired_calls`).
     Where only b's records are in the order of computation, a's get that order.
 
@@ -127,8 +127,7 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     batches = [run.batch for run in runs]
     listed = comparison.lists_starts
     for side, other in ((0, 1), (1, 0)):
-        after_gap = steps[other] > 0 and not (comparison.is_whole or runs[other].later(-1).recorded)
-        if not listed[side] and (listed[other] or after_gap):
+        if not listed[side] and (listed[other] or (steps[other] > 0 and not comparison.is_whole)):
             wanted, kinds = alignment.ids[other][runs[other].batch.site], STATE_KINDS if listed[other] else TENSORS
             batches[side] = with_copied_starts(alignment, side, runs[side].later(-1), batches[side], wanted, kinds)
     if not comparison.is_whole and len(batches[0]) != len(batches[1]):

@@ -26,13 +26,14 @@ def network():
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 40_000))  # small ones, and a large one
 
 
-def fit_around(between, steps=4):
-    """Train; before step 2 something is done to the model."""
+def fit_around(between, steps=4, frozen=0):
+    """Train all but the first modules; before step 2 something is done to the model."""
 
     def work():
         torch.manual_seed(0)
         net = network()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(net[frozen:].parameters(), lr=0.1)
+        net[:frozen].requires_grad_(requires_grad=False)
         first = copy.deepcopy(net.state_dict())
         for step in range(steps):
             if step == 2:
@@ -375,3 +376,18 @@ def test_hyperparameters_are_recorded_where_they_change_and_the_rate_always(tmp_
     more = {1: {"['weight_decay']": "0.1"}, 4: {}, 5: {}, 6: {"['betas']": "[0.5, 0.9]"}}
     nan = {"['own']": "nan"}  # equal to nothing, itself included
     assert found[1:] == [rate[step] | more.get(step, {}) | (nan if step >= 4 else {}) for step in range(1, 7)]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda net, _: net[1].running_mean.add_(1), "Sequential.1.running_mean"),
+        (lambda net, _: net[0].weight.detach().mul_(2), "Sequential.0.weight"),  # frozen, on record in step 0 alone
+    ],
+)
+def test_a_tensor_that_one_run_changes_between_steps_is_compared_with_what_the_other_has(tmp_path, change, name):
+    a, b = (captured(tmp_path / run, fit_around(do, frozen=1)) for run, do in (("a", idle), ("b", change)))
+    for first, second, alone in ((a, b, "b"), (b, a, "a")):
+        result = compared(first, second)
+        assert (result.first.step, result.first.site.fqn, result.first.only) == (2, name, "")
+        assert (f"{alone} alone changes it" in result.sentence) == name.endswith("mean")  # the step before recorded it
