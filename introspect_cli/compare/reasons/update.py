@@ -131,7 +131,7 @@ _FACTOR = "lr_"
 def find_unchanged(at: View) -> Iterator[Finding]:
     """Finding where one run alone has the value of the last time again, or alone changes it."""
     reason, only = at.cause.reason, at.first.only
-    listed = reason == "outside" and len({*at.step.comparison.lists_starts}) > 1  # of one run, what the step before left
+    listed = reason == "outside" and len({*at.step.comparison.lists_starts}) > 1  # of one run, copies
     still = OTHER.get(only, "") if only or listed else at.step.unchanged_side(at.union)
     if still and reason in {"by_hand", "buffer", "outside"}:
         yield found("changed-in-one", side=OTHER[still])
