@@ -37,6 +37,7 @@ class Thing(Enum):
     RANDOM_AT_START = "the random state at the start of the step"
     DRAWN_FROM = "the random state[ inside {inside}]"
     BATCHES = "the batches"
+    SHARED_BATCHES = "the batches that both runs have"
     INPUTS = "{its} inputs[ of {of}]"
     INSIDE = "the outputs of the modules before it[ inside {inside}]"
     PARAMETERS = "{its} parameters[ of {of}]"

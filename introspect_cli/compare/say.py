@@ -103,6 +103,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "batch-size": "batch size, sequence length, cropping or padding",
     "samples": "the data set, its files, order, seeds, workers, augmentation, conversion",
     "data": "the data pipeline (no data loader was recorded)",
+    "other-batches": "which batches it takes",
     "from-outputs": "what the script computes from module outputs, values of the script (targets, masks, weights)",
     "preparation": "the script's preparation of it (preprocessing, noise, masks, positions)",
     "passed-over": "a model that ran without gradients, which was not recorded",

@@ -424,8 +424,16 @@ def drawn_from(step: Step, place: Place) -> list[Evidence]:
     return [] if noticed else random_at_start(step, place)
 
 
-batches = _all_before(Thing.BATCHES, Kind.BATCH, Phase.DATA)
-"""The batches of the step."""
+_batches_before = _all_before(Thing.BATCHES, Kind.BATCH, Phase.DATA)
+
+
+def batches(step: Step, place: Place) -> list[Evidence]:
+    """Edge: the batches of the step; SHARED_BATCHES where one run alone has others, nothing where no other was seen."""
+    facts, table, what = _batches_before(step, place), step.table, (Kind.BATCH, Phase.DATA)
+    in_both = all(table.alignment.are(*what, sites=half.sites).any() for half in table.halves)
+    if not in_both or not (table.one_sided & table.are(*what)).any():
+        return facts
+    return [fact._replace(thing=Thing.SHARED_BATCHES) for fact in facts if fact.known is not Known.UNSEEN]
 
 
 def loading(step: Step, place: Place) -> list[Evidence]:

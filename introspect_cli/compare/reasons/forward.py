@@ -233,11 +233,13 @@ def left_in_script(at: View) -> Iterator[str]:
     """Codes of the remaining causes.
 
     Where the model's outputs agree or modules were left out, values made of outputs or by the script; else preparation,
-    and data if batches were not observed.
+    and data if batches were not observed, or others if one run alone has some.
     """
-    unseen = at.known(Thing.BATCHES) is Known.UNSEEN
-    of_outputs = at.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT)
-    yield from ("from-outputs",) if of_outputs else ("preparation", "data")[: 1 + unseen]
+    if at.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT):
+        yield "from-outputs"
+        return
+    known = {fact.known for fact in at.cause.rests_on(Thing.BATCHES)}
+    yield from ("preparation", *(["data"] if Known.UNSEEN in known else [] if known else ["other-batches"]))
 
 
 # --- the loss, values
