@@ -391,7 +391,7 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
     if not comparison.options.tolerant or any("mean" not in batch.floats for batch in (table.a, table.b)):
         return table, learned
     known = dict(learned.unsettled)
-    for fqn, partly in _rounding_gradients(table, comparison).items():
+    for fqn, partly in rounding_gradients(table, comparison).items():
         begun, was = known.get(fqn, (table.step, partly))
         known[fqn] = min(table.step, begun), partly and was
     learned = learned._replace(unsettled=known)
@@ -437,7 +437,7 @@ def _within_updates(differ: Table, comparison: Comparison, since: Mapping[str, i
         return np.asarray(distances(*differ.both())[0] <= far)
 
 
-def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]:
+def rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]:
     """Parameters whose gradient is rounding in both runs, by name; True where that is so of some elements only.
 
     Of all: its size is a few roundings of its module's largest gradient, and a's and b's are farther apart than
