@@ -183,8 +183,8 @@ _TOLD: Final[Mapping[str, str]] = {
     "lines are written{quiet}]. What is left: [randomness{random}, ]a race of threads or workers, the hardware, a file "
     "that the script reads.",
     "hidden": "[Some are NaN throughout in both runs, which hides what comes of it: {names}.]",
-    "differs": "[only {side} has ]{name}[, run at {source}][ when the step begins{start}][ in the forward "
-    "pass{forward}][ at the optimizer step{optimizer}][, {size}][; b is {times} times a][; {place}]",
+    "differs": "[only {side} has ]{name}[, run at {source}][ when the step begins{start}][ within the step{again}][ in "
+    "the forward pass{forward}][ at the optimizer step{optimizer}][, {size}][; b is {times} times a][; {place}]",
     "between": "in the forward code of {module}[, after {after}][, before {before}]",
     # what a reader can check
     "steps-before": "Compared steps before that agree{how}: {steps:,}.",

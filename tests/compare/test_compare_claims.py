@@ -63,6 +63,14 @@ class TestSettings:
 
 
 class TestStart:
+    def test_what_is_looked_at_again_within_a_step_is_not_what_it_begins_with(self, compare):
+        steps = train(), train()
+        for rows, value in zip(steps, (X, X * 2), strict=True):
+            rows[1].insert(6, row("start", "param", "Net.a.weight", value, call=1, module_class="Linear"))
+        sentence = compare(*steps).sentence
+        assert "the parameter Net.a.weight (call 1) within the step" in sentence
+        assert "begins" not in sentence
+
     def test_a_model_first_seen_later_does_not_differ_before_training(self, compare):
         def steps(value):
             return [[row("forward", "output", "Net", X), SGD], [row("start", "param", "Ema.w", value), SGD]]
