@@ -130,8 +130,8 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
         if not listed[side] and (listed[other] or (steps[other] > 0 and not comparison.is_whole)):
             wanted, kinds = alignment.ids[other][runs[other].batch.site], STATE_KINDS if listed[other] else TENSORS
             batches[side] = with_copied_starts(alignment, side, runs[side].later(-1), batches[side], wanted, kinds)
-    recorded = (ids[batch.site] for ids, batch in zip(alignment.ids, batches, strict=True))
-    if not comparison.is_whole and np.setxor1d(*recorded).size:
+    a, b = (ids[batch.site] for ids, batch in zip(alignment.ids, batches, strict=True))
+    if not comparison.is_whole and np.setxor1d(a, b).size:
         batches = paired_calls((alignment.a, alignment.b), batches)
     table = table_of(alignment, comparison.compared, steps, batches, comparison.layouts)
     if [is_ordered(manifest) for manifest in comparison.manifests] == [False, True]:
