@@ -131,7 +131,7 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
             wanted, kinds = alignment.ids[other][runs[other].batch.site], STATE_KINDS if listed[other] else TENSORS
             batches[side] = with_copied_starts(alignment, side, runs[side].later(-1), batches[side], wanted, kinds)
     a, b = (ids[batch.site] for ids, batch in zip(alignment.ids, batches, strict=True))
-    if not comparison.is_whole and np.setxor1d(a, b).size:
+    if not comparison.is_whole and np.setxor1d(a, b, assume_unique=True).size:
         batches = paired_calls((alignment.a, alignment.b), batches)
     table = table_of(alignment, comparison.compared, steps, batches, comparison.layouts)
     if [is_ordered(manifest) for manifest in comparison.manifests] == [False, True]:
