@@ -500,6 +500,7 @@ class StepClock:
         self._graphs: ById[int] = ById()
         """Marks in graphs that are alive, and in which step each was made."""
         self._ran_with_gradients: ById[bool] = ById()
+        self.listeners["on_root_left"].append(self._pass_over_writes)
 
     def tell(self, moment: str, *given: object) -> None:
         """Call the listeners of a moment in order with what is given; an exception is raised at once."""
@@ -612,6 +613,11 @@ class StepClock:
         if not self.stepped and self.trained.is_any_written():
             self.unseen_steps = True
             self.auto_tick()
+
+    def _pass_over_writes(self, _root: nn.Module) -> None:
+        """Have what a forward pass itself has written to count as no optimizer's step."""
+        if not self.stepped:
+            self.trained.is_any_written()
 
     def note_backward(self) -> None:
         """Note that a backward pass begins, so something is trained; begins the step.

@@ -112,9 +112,9 @@ if TYPE_CHECKING:
 def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     """The table of one step, with a row for each record of a, of b or of both, by site; reads both steps.
 
-    Parameters and buffers that one run alone has as the step begins, since it left out the step before, are copied for
-    the other from the end of the other's previous step; of a list, and where it updates by hand, optimizer states too.
-    Calls that one run makes more often are renumbered (`paired_calls`).
+    Parameters and buffers that one run alone has as the step begins are copied for the other from what it recorded
+    last before; of a list, and where it updates by hand, optimizer states too.
+    Calls that one run makes more often, and batches, are renumbered (`paired_calls`).
     Where only b's records are in the order of computation, a's get that order.
 
     Args:
@@ -127,11 +127,11 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     batches = [run.batch for run in runs]
     listed = comparison.lists_starts
     for side, other in ((0, 1), (1, 0)):
-        after_gap = steps[other] > 0 and not (comparison.is_whole or runs[other].later(-1).recorded)
-        if not listed[side] and (listed[other] or after_gap):
+        if not listed[side] and (listed[other] or (steps[other] > 0 and not comparison.is_whole)):
             wanted, kinds = alignment.ids[other][runs[other].batch.site], STATE_KINDS if listed[other] else TENSORS
             batches[side] = with_copied_starts(alignment, side, runs[side].later(-1), batches[side], wanted, kinds)
-    if not comparison.is_whole and len(batches[0]) != len(batches[1]):
+    a, b = (ids[batch.site] for ids, batch in zip(alignment.ids, batches, strict=True))
+    if not comparison.is_whole and np.setxor1d(a, b, assume_unique=True).size:
         batches = paired_calls((alignment.a, alignment.b), batches)
     table = table_of(alignment, comparison.compared, steps, batches, comparison.layouts)
     if [is_ordered(manifest) for manifest in comparison.manifests] == [False, True]:
@@ -391,7 +391,7 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
     if not comparison.options.tolerant or any("mean" not in batch.floats for batch in (table.a, table.b)):
         return table, learned
     known = dict(learned.unsettled)
-    for fqn, partly in _rounding_gradients(table, comparison).items():
+    for fqn, partly in rounding_gradients(table, comparison).items():
         begun, was = known.get(fqn, (table.step, partly))
         known[fqn] = min(table.step, begun), partly and was
     learned = learned._replace(unsettled=known)
@@ -437,7 +437,7 @@ def _within_updates(differ: Table, comparison: Comparison, since: Mapping[str, i
         return np.asarray(distances(*differ.both())[0] <= far)
 
 
-def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]:
+def rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]:
     """Parameters whose gradient is rounding in both runs, by name; True where that is so of some elements only.
 
     Of all: its size is a few roundings of its module's largest gradient, and a's and b's are farther apart than
@@ -603,10 +603,11 @@ Given = dict[int, frozenset[tuple[str, int]]]
 
 
 def paired_calls(columns: tuple[Columns, Columns], batches: Sequence[StepBatch]) -> list[StepBatch]:
-    """Records of a and b, with calls of modules renumbered in the run that makes more of them.
+    """Records of a and b, with calls of modules, and batches of loaders, renumbered in the run that has more of them.
 
     Calls with equal inputs get one number, in order; by outputs where either run recorded no inputs. Modules called
-    equally often stay as they are, and so do those called more than `_MOST_CALLS` times.
+    equally often stay as they are, and so do those called more than `_MOST_CALLS` times. Of batches, one run may lack
+    the first numbers, which an evaluation took.
 
     Args:
         columns: sites of a and of b.
@@ -616,21 +617,20 @@ def paired_calls(columns: tuple[Columns, Columns], batches: Sequence[StepBatch])
         a, b = (_values_by_call(*side, kind) for side in zip(columns, batches, strict=True))
         if a and b:
             break
+    drawn = (_values_by_call(*side, Kind.BATCH, Phase.DATA) for side in zip(columns, batches, strict=True))
+    a, b = (calls | loaded for calls, loaded in zip((a, b), drawn, strict=True))
     numbers: tuple[dict[str, dict[int, int]], ...] = {}, {}
     for fqn in a.keys() & b.keys():
         shorter, longer = sorted((a[fqn], b[fqn]), key=len)
-        if len(shorter) < len(longer) <= _MOST_CALLS:
+        if shorter.keys() != longer.keys() and len(longer) <= _MOST_CALLS:
             numbers[longer is b[fqn]][fqn] = _new_numbers(longer, shorter)
     return [_renumbered(*side) for side in zip(columns, batches, numbers, strict=True)]
 
 
-def _values_by_call(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given]:
-    """By module and call in the forward pass, the (path, checksum) of its values of `kind`.
-
-    `kind` is INPUT or OUTPUT.
-    """
+def _values_by_call(columns: Columns, batch: StepBatch, kind: Kind, phase: Phase = Phase.FORWARD) -> dict[str, Given]:
+    """By module or loader, and call in the phase, the (path, checksum) of its values of `kind`."""
     found: dict[str, dict[int, set[tuple[str, int]]]] = defaultdict(lambda: defaultdict(set))
-    rows = np.flatnonzero(columns.are(kind, Phase.FORWARD, sites=batch.site))
+    rows = np.flatnonzero(columns.are(kind, phase, sites=batch.site))
     for site, checksum in zip(batch.site[rows].tolist(), batch.checksum[rows].tolist(), strict=True):
         found[columns.fqn[site]][int(columns.call[site])].add((columns.path[site], checksum))
     return {fqn: {call: frozenset(of[call]) for call in sorted(of)} for fqn, of in found.items()}
@@ -639,28 +639,28 @@ def _values_by_call(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str,
 def _new_numbers(longer: Given, shorter: Given) -> dict[int, int]:
     """The new number of each call of the longer run, by its old one.
 
-    Equal calls, paired in order, take the number that the shorter run has; the others take those numbers of the longer
-    run that are left, in order.
+    Equal calls, paired in order, take the number that the shorter run has; the others take those numbers of both runs
+    that are left, in order.
     """
     one, two = list(longer), list(shorter)
     matcher = SequenceMatcher(None, list(longer.values()), list(shorter.values()), autojunk=False)
     pairs = {one[i + k]: two[j + k] for i, j, size in matcher.get_matching_blocks() for k in range(size)}
-    rest = iter(sorted(longer.keys() - set(pairs.values())))
+    rest = iter(sorted({*longer, *shorter} - {*pairs.values()}))
     return {call: pairs[call] if call in pairs else next(rest) for call in one}
 
 
 def _renumbered(columns: Columns, batch: StepBatch, numbers: Mapping[str, Mapping[int, int]]) -> StepBatch:
-    """The batch with calls of modules renumbered; unchanged if any renumbered record would have no site.
+    """The records with calls renumbered; unchanged if any renumbered record would have no site.
 
-    Only module values of the phases `forward` and `backward` are renumbered.
+    Only batches, and module values of the phases `forward` and `backward`, are renumbered.
 
     Args:
         columns: the run's sites.
         batch: its records of the step.
         numbers: by module, the number of a call to its new number.
     """
-    moved, new = columns.are(*MODULE_KINDS, Phase.FORWARD, Phase.BACKWARD), np.arange(len(columns))
-    moved &= among(columns.fqn, numbers)
+    moved = columns.are(*MODULE_KINDS, Phase.FORWARD, Phase.BACKWARD) | columns.are(Kind.BATCH, Phase.DATA)
+    moved, new = moved & among(columns.fqn, numbers), np.arange(len(columns))
     of_site = {columns.site(number): number for number in np.flatnonzero(moved).tolist()}
     for site, number in of_site.items():
         new[number] = of_site.get(replace(site, call=numbers[site.fqn].get(site.call, site.call)), -1)

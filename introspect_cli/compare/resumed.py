@@ -130,15 +130,15 @@ def repeated_values(sides: Sides, table: Table) -> Mask:
 def with_copied_starts(
     alignment: Alignment, side: int, before: At, batch: StepBatch, other_union: Ids, kinds: Collection[Kind]
 ) -> StepBatch:
-    """A step's records, preceded by start values from the end of the previous step.
+    """A step's records, preceded by start values from the last of the `_MOST_BEFORE` steps before that has them.
 
-    Added are tensors that the other run has at its start and this run has not. Unchanged where there are none, or the
-    previous step is not on record.
+    Added are tensors that the other run has at its start and this run has not: it would have recorded them, too, if
+    they had changed. Unchanged where there are none; steps before one that is not on record do not count.
 
     Args:
         alignment: the runs' sites.
         side: 0 for a, 1 for b.
-        before: the previous step of that run.
+        before: the previous step of that run; it may be none.
         batch: its records of the step.
         other_union: union numbers of the other run's records of the step.
         kinds: of the tensors that are added.
@@ -148,10 +148,15 @@ def with_copied_starts(
     own[ids[batch.site]] = -1  # which are there already
     wanted = other_union[alignment.are(*kinds, Phase.START, sites=other_union)]
     wanted = wanted[(alignment.call[wanted] == 0) & (own[wanted] >= 0)]
-    rows_of = before.tensor_rows() if len(wanted) else {}
-    found = [(rows_of.get(tensor_of(alignment, union), -1), own[union]) for union in wanted.tolist()]
-    rows, numbers = np.array([pair for pair in found if pair[0] >= 0], np.int64).reshape(-1, 2).T
-    return prepend_rows(batch, before.batch, rows, numbers) if len(rows) else batch
+    for at in map(before.later, range(0, -_MOST_BEFORE, -1)):
+        if not (len(wanted) and at.recorded):
+            break
+        rows_of = at.tensor_rows()
+        rows = np.array([rows_of.get(tensor_of(alignment, union), -1) for union in wanted.tolist()], np.int64)
+        found = rows >= 0
+        batch = prepend_rows(batch, at.batch, rows[found], own[wanted[found]]) if found.any() else batch
+        wanted = wanted[~found]
+    return batch
 
 
 # --- which run goes on, and from where

@@ -98,10 +98,12 @@ _LEFT: Final[Mapping[str, str]] = {
     "kernel": "its options, the kernel",
     "draws-before": "other random numbers drawn before it in this step",
     "parameters-after": "parameters that changed after they were recorded (.data, numpy)",
+    "buffers-after": "buffers that changed since the step began",
     "forward-code": "the forward code, or what it keeps from earlier calls",
     "batch-size": "batch size, sequence length, cropping or padding",
     "samples": "the data set, its files, order, seeds, workers, augmentation, conversion",
     "data": "the data pipeline (no data loader was recorded)",
+    "other-batches": "which batches it takes",
     "from-outputs": "what the script computes from module outputs, values of the script (targets, masks, weights)",
     "preparation": "the script's preparation of it (preprocessing, noise, masks, positions)",
     "passed-over": "a model that ran without gradients, which was not recorded",
@@ -181,8 +183,8 @@ _TOLD: Final[Mapping[str, str]] = {
     "lines are written{quiet}]. What is left: [randomness{random}, ]a race of threads or workers, the hardware, a file "
     "that the script reads.",
     "hidden": "[Some are NaN throughout in both runs, which hides what comes of it: {names}.]",
-    "differs": "[only {side} has ]{name}[, run at {source}][ when the step begins{start}][ in the forward "
-    "pass{forward}][ at the optimizer step{optimizer}][, {size}][; b is {times} times a][; {place}]",
+    "differs": "[only {side} has ]{name}[, run at {source}][ when the step begins{start}][ within the step{again}][ in "
+    "the forward pass{forward}][ at the optimizer step{optimizer}][, {size}][; b is {times} times a][; {place}]",
     "between": "in the forward code of {module}[, after {after}][, before {before}]",
     # what a reader can check
     "steps-before": "Compared steps before that agree{how}: {steps:,}.",

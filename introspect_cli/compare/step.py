@@ -424,8 +424,16 @@ def drawn_from(step: Step, place: Place) -> list[Evidence]:
     return [] if noticed else random_at_start(step, place)
 
 
-batches = _all_before(Thing.BATCHES, Kind.BATCH, Phase.DATA)
-"""The batches of the step."""
+_batches_before = _all_before(Thing.BATCHES, Kind.BATCH, Phase.DATA)
+
+
+def batches(step: Step, place: Place) -> list[Evidence]:
+    """Edge: the batches of the step; SHARED_BATCHES where one run alone has others, nothing where no other was seen."""
+    facts, table, what = _batches_before(step, place), step.table, (Kind.BATCH, Phase.DATA)
+    in_both = all(table.alignment.are(*what, sites=half.sites).any() for half in table.halves)
+    if not in_both or not (table.one_sided & table.are(*what)).any():
+        return facts
+    return [fact._replace(thing=Thing.SHARED_BATCHES) for fact in facts if fact.known is not Known.UNSEEN]
 
 
 def loading(step: Step, place: Place) -> list[Evidence]:
@@ -476,8 +484,9 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
     """Edge: parameters and buffers of the module and of submodules without recorded outputs.
 
     One fact per kind of tensor that there is, the worst state of its tensors; in the phase `forward`, REWRITTEN as
-    UNSEEN instead where the forward pass changes one after the place. Where no module tree and no parameters are on
-    record, PARAMETERS is UNSEEN.
+    UNSEEN instead where the forward pass changes one after the place. BUFFERS_AT_START are those that the step leaves
+    otherwise: modules write to them as they run, so that what they were at the place is not on record. Where no module
+    tree and no parameters are on record, PARAMETERS is UNSEEN.
     """
     fqn = place.site.fqn
     owners = [fqn, *unseen_inside(step, fqn)]
@@ -488,7 +497,9 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
             facts.append(Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True))
         elif names:
             answers = [tensor_known(step, name, kind, place.order) for name in names]
-            facts.append(Evidence(thing, worst_of(answers), needed=True))
+            left = (step.known(step.of(Kind.BUFFER, Phase.OPTIMIZER, fqn=name)) for name in names if rewrites)
+            moved = kind is Kind.BUFFER and Known.DIFFERS in left
+            facts.append(Evidence(Thing.BUFFERS_AT_START if moved else thing, worst_of(answers), needed=True))
     if not facts and not step.modules[0] and Kind.PARAM not in step.comparison.kinds:
         facts.append(Evidence(Thing.PARAMETERS, Known.UNSEEN, needed=True))
     return facts

@@ -27,13 +27,14 @@ def network():
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 40_000))  # small ones, and a large one
 
 
-def fit_around(between, steps=4):
-    """Train; before step 2 something is done to the model."""
+def fit_around(between, steps=4, frozen=0):
+    """Train all but the first modules; before step 2 something is done to the model."""
 
     def work():
         torch.manual_seed(0)
         net = network()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(net[frozen:].parameters(), lr=0.1)
+        net[:frozen].requires_grad_(requires_grad=False)
         first = copy.deepcopy(net.state_dict())
         for step in range(steps):
             if step == 2:
@@ -77,6 +78,53 @@ def test_what_changed_since_it_was_recorded_is_recorded_again(tmp_path, between,
     assert found(path, 1) == set()
     assert found(path, 2) == {(name, 0) for name in changed}
     assert found(path, 3) == set()
+
+
+class Adapting(nn.Module):
+    """Moves what its part computes with, before it calls it, in the steps that are asked for."""
+
+    def __init__(self, asked, kind):
+        super().__init__()
+        self.asked, self.kind, self.calls, self.part = asked, kind, 0, Shifted()
+
+    def forward(self, x):
+        if self.calls in self.asked:
+            with torch.no_grad():
+                {"param": self.part.weight, "buffer": self.part.shift}[self.kind].mul_(1.5)
+        self.calls += 1
+        return self.part(x)
+
+
+class Shifted(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 3)
+        self.register_buffer("shift", torch.ones(3))
+
+    def forward(self, x):
+        return super().forward(x) + self.shift
+
+
+def adapt(*asked, kind):
+    torch.manual_seed(0)
+    net = Adapting(asked, kind)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(4):
+        for _ in range(2):
+            net(torch.randn(5, 3)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("kind", ["param", "buffer"])
+@pytest.mark.parametrize("call", [0, 4])
+def test_what_a_forward_pass_changes_before_a_module_runs_is_not_called_equal_then(tmp_path, kind, call):
+    a, b = (captured(tmp_path / name, lambda to=to: adapt(*to, kind=kind)) for name, to in (("a", ()), ("b", (call,))))
+    with open_run(a) as one, open_run(b) as two:
+        assert [len(run.rank(0)) for run in (one, two)] == [4, 4]
+    result = compared(a, b)
+    assert (result.first.step, result.first.site.fqn) == (call // 2, "Adapting.part")
+    equal = {fact.thing for fact in result.rests_on if fact.known == "equal"}
+    assert equal == {"inputs"} | {"param": {"buffers"}, "buffer": {"parameters", "buffers_at_start"}}[kind]
 
 
 def idle(*_):
@@ -355,3 +403,18 @@ def test_the_state_of_pythons_generator_is_another_after_every_draw(tmp_path, dr
         if r.site.fqn == "python" and r.site.kind is Kind.RNG
     ]
     assert [[one == other for one in at] for other in at] == [[one == other for one in states] for other in states]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda net, _: net[1].running_mean.add_(1), "Sequential.1.running_mean"),
+        (lambda net, _: net[0].weight.detach().mul_(2), "Sequential.0.weight"),  # frozen, on record in step 0 alone
+    ],
+)
+def test_a_tensor_that_one_run_changes_between_steps_is_compared_with_what_the_other_has(tmp_path, change, name):
+    a, b = (captured(tmp_path / run, fit_around(do, frozen=1)) for run, do in (("a", idle), ("b", change)))
+    for first, second, alone in ((a, b, "b"), (b, a, "a")):
+        result = compared(first, second)
+        assert (result.first.step, result.first.site.fqn, result.first.only) == (2, name, "")
+        assert (f"{alone} alone changes it" in result.sentence) == name.endswith("mean")  # the step before recorded it

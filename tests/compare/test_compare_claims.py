@@ -63,6 +63,14 @@ class TestSettings:
 
 
 class TestStart:
+    def test_what_is_looked_at_again_within_a_step_is_not_what_it_begins_with(self, compare):
+        steps = train(), train()
+        for rows, value in zip(steps, (X, X * 2), strict=True):
+            rows[1].insert(6, row("start", "param", "Net.a.weight", value, call=1, module_class="Linear"))
+        sentence = compare(*steps).sentence
+        assert "the parameter Net.a.weight (call 1) within the step" in sentence
+        assert "begins" not in sentence
+
     def test_a_model_first_seen_later_does_not_differ_before_training(self, compare):
         def steps(value):
             return [[row("forward", "output", "Net", X), SGD], [row("start", "param", "Ema.w", value), SGD]]
@@ -110,3 +118,29 @@ class TestNarrowing:
         both = ({"manifest": {"narrowing": {"modules": []}}},) * 2
         assert compare(train(), more, both=both).verdict is Verdict.SAME
         assert compare(train(), more, both=both, options=DiffOptions(strict=True)).verdict is Verdict.DIVERGED
+
+
+def loaded(steps, drawn, fault=1.0):
+    """Steps in which the loader gives these batches, by step and number, and the model a multiple of the last one."""
+    numbers = [batches or {0: step} for step, batches in enumerate(drawn)]
+    return [
+        [
+            *(row("data", "batch", "DataLoader", X + F32(of), path="[0]", call=call) for call, of in batches.items()),
+            row("forward", "input", "Net", (X + F32([*batches.values()][-1])) * F32(fault), path="[0]"),
+        ]
+        for batches, _ in zip(numbers, range(steps), strict=True)
+    ]
+
+
+class TestBatches:
+    def test_a_batch_of_one_run_alone_is_not_among_those_that_are_equal(self, compare):
+        result = compare(loaded(2, ({}, {})), loaded(2, ({}, {0: 1, 1: 2})))
+        assert result.first.site.kind.value == "input"
+        assert {fact.text for fact in result.rests_on if fact.known == "equal"} == {"the batches that both runs have"}
+        assert "which batches it takes" in result.sentence
+
+    def test_a_batch_that_an_evaluation_left_the_number_of_is_compared_with_the_one_it_stands_for(self, compare):
+        drawn = ({6: 0}, {6: 1}, {})
+        assert compare(loaded(3, ({}, {}, {})), loaded(3, drawn)).verdict is Verdict.SAME
+        result = compare(loaded(3, ({}, {}, {})), loaded(3, ({}, {6: 2}, {})))
+        assert (result.first.step, result.first.site.kind.value, result.first.only) == (1, "batch", "")

@@ -85,6 +85,30 @@ class TestSize:
             sizes.append(compared(tmp_path / "a", tmp_path / "b").first.size)
         assert sizes == [Size.MORE, Size.ROUNDING]
 
+    def test_a_gradient_that_is_nothing_but_rounding_is_not_the_first_that_is_more(self, tmp_path):
+        """Of a bias before a norm over the batch: it is 0, and what is computed has no digit in common."""
+
+        def work(noise, fault=0.0):
+            def run():
+                torch.manual_seed(0)
+                net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))
+                optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+                net(torch.randn(64, 8) * (1 + noise)).square().mean().backward()
+                net[2].weight.grad += fault
+                optimizer.step()
+
+            return run
+
+        captured(tmp_path / "a", work(0.0))
+        said = []
+        for name, fault in (("b", 0.0), ("c", 0.1)):
+            captured(tmp_path / name, work(2.5e-7, fault))
+            result = compared(tmp_path / "a", tmp_path / name, limit=None)
+            noise = next(one for one in result.divergences if one.site.fqn == "Sequential.0.bias")
+            assert (result.first.size, noise.size) == (Size.ROUNDING, Size.MORE)
+            said.append(result.sentence.partition("First that is more than rounding: ")[2].partition(" (")[0])
+        assert said == ["", "the gradient of Sequential.2.weight"]
+
 
 class Reformed(nn.Module):
     """Takes a mask as numbers or as truths, and may take it wrongly."""

@@ -57,7 +57,6 @@ class StateProbe(GuardedProbe):
         self._after: ById[tuple[object, Sequence[int]]] = ById()
         self._marks: dict[int, Hashable] = {}
         """Fingerprints of tensors when they were recorded, by `id`."""
-        self._writes: ById[bool] = ById()
         self._fresh: set[str] = set()
         self._unheld: set[int] = set()
         self._unheld_as_of = -1
@@ -223,10 +222,7 @@ class StateProbe(GuardedProbe):
         changed = self._rewritten(contents)
         if not changed[1]:
             return
-        phase = Phase.OPTIMIZER if self._context.stack.optimizers else Phase.START
-        if phase is Phase.START:
-            self._writes.set(root, True)
-        self._record(changed, phase, again=True)
+        self._record(changed, Phase.OPTIMIZER if self._context.stack.optimizers else Phase.START, again=True)
 
     def _unheld_parameters(self) -> list[torch.Tensor]:
         """Parameters that an optimizer holds and no named module; which they are is cached until a name changes.
@@ -253,15 +249,13 @@ class StateProbe(GuardedProbe):
     def on_root_left(self, root: nn.Module) -> None:
         """Record parameters that a forward pass has written to, such as a moving average inside a model.
 
-        Looks after the first call of a model, and later only if something besides optimizers writes to its parameters.
         Nothing for a root that `on_root` has not recorded.
         """
-        state, writes = self._context.names.find(root), self._writes.get(root)
-        if writes is False or state is None or state.fqn not in self._started:
+        state = self._context.names.find(root)
+        if state is None or state.fqn not in self._started:
             return
         with self._holding():
             changed = self._rewritten(self._tensors_of(root, _PARAMETERS))
-        self._writes.set(root, bool(changed[1] or writes))
         if changed[1]:
             self._record(changed, Phase.FORWARD, again=True)
 

@@ -20,6 +20,7 @@ from introspect_cli.compare.changes.statements import CodeChanges, Nearness
 from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing
 from introspect_cli.compare.names import owner_of
 from introspect_cli.compare.outcome import strip_of
+from introspect_cli.compare.passes import rounding_gradients
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.draws import unseeded_names
 from introspect_cli.compare.reasons.explain import evidence_lines, explanation_of
@@ -140,7 +141,8 @@ def diverged_answer(answer: DiffResult, compared: Compared, hidden: str) -> Diff
     story, nothing = explanation_of(at), _nothing_changed_words(at, code)
     causes = ranked_candidates(story.findings, code, at.settings)
     listed = [one for one in best.listed if at.rounding and one.step == first.step and one.site in at.step.sites]
-    larger = [one for one in listed if one.size is Size.MORE][:1]
+    noise = rounding_gradients(at.table, at.step.comparison) if listed else {}
+    larger = [one for one in listed if one.size is Size.MORE and noise.get(one.site.fqn) is not False][:1]
     more = [told("first-more", what=what_diverges(one), lines=_lines_near(one, at, code, changed)) for one in larger]
     beside = training if at.site.evaluates else evaluation
     also = (*story.more, *more, *([] if beside is None else [beside.sentence]), *nothing)

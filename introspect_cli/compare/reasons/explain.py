@@ -14,7 +14,7 @@ from introspect_cli.compare.result import Certainty, Finding, Role
 from introspect_cli.compare.say import told, what
 from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, SCRIPT, find_first_event
 from introspect_cli.compare.table import ABSENT, EQUAL, NOT_SEEN, WITHIN
-from introspect_cli.records import SETTING_KINDS, Kind
+from introspect_cli.records import SETTING_KINDS, Kind, Phase
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def _head_of(at: View) -> str:
         after, before = f"call {site.call - 1} of {after}", f"call {site.call}"
     name = what(site, "" if at.explained_reason in {"script", "backward", "propagated"} else first.module_class)
     place = told("between", after=after, before=before, module=cause.module) if cause.reason == "own_code" else ""
-    when = {site.phase.value: site.kind in _HELD}
+    again = site.phase is Phase.START and site.call > 0  # as a model is called once more, or saved
+    when = {"again" if again else site.phase.value: site.kind in _HELD}
     return say.what_diverges(first, name=name, source=first.source, place=place, **when)
 
 

@@ -168,7 +168,7 @@ def draws_nothing(module_class: str) -> bool:
 def left_in_module(at: View) -> Iterator[str]:
     """Codes of the remaining causes: code and mode, options and kernel.
 
-    Earlier draws and changed parameters too, where they were not observed.
+    Earlier draws, changed parameters and changed buffers too, where they were not observed.
     """
     yield from ("code", "kernel")
     random = at.cause.rests_on(*RANDOM)
@@ -176,6 +176,8 @@ def left_in_module(at: View) -> Iterator[str]:
         yield "draws-before"
     if not at.is_first_step and at.cause.rests_on(Thing.PARAMETERS):
         yield "parameters-after"
+    if at.cause.rests_on(Thing.BUFFERS_AT_START):
+        yield "buffers-after"
 
 
 # --- operators
@@ -231,11 +233,13 @@ def left_in_script(at: View) -> Iterator[str]:
     """Codes of the remaining causes.
 
     Where the model's outputs agree or modules were left out, values made of outputs or by the script; else preparation,
-    and data if batches were not observed.
+    and data if batches were not observed, or others if one run alone has some.
     """
-    unseen = at.known(Thing.BATCHES) is Known.UNSEEN
-    of_outputs = at.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT)
-    yield from ("from-outputs",) if of_outputs else ("preparation", "data")[: 1 + unseen]
+    if at.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT):
+        yield "from-outputs"
+        return
+    known = {fact.known for fact in at.cause.rests_on(Thing.BATCHES)}
+    yield from ("preparation", *(["data"] if Known.UNSEEN in known else [] if known else ["other-batches"]))
 
 
 # --- the loss, values

@@ -131,7 +131,8 @@ _FACTOR = "lr_"
 def find_unchanged(at: View) -> Iterator[Finding]:
     """Finding where one run alone has the value of the last time again, or alone changes it."""
     reason, only = at.cause.reason, at.first.only
-    still = OTHER.get(only, "") if only or reason == "outside" else at.step.unchanged_side(at.union)
+    listed = reason == "outside" and len({*at.step.comparison.lists_starts}) > 1  # of one run, copies
+    still = OTHER.get(only, "") if only or listed else at.step.unchanged_side(at.union)
     if still and reason in {"by_hand", "buffer", "outside"}:
         yield found("changed-in-one", side=OTHER[still])
     elif still:
