@@ -497,14 +497,15 @@ def _rejoined(a: Version, b: Version, found: Sequence[Difference]) -> Iterator[D
 
     So are the lines of a block told that went to another function and were changed.
     """
-    gone = {line.side.text: each for each in found if each.b is None and (line := a.statement_of(each.a))}
+    gone = [(line.side.text, each) for each in found if each.b is None and (line := a.statement_of(each.a))]
     joined = dict[int, list[Difference]]()
     for each in found:
         line = b.statement_of(each.b) if each.a is None else None
-        other = gone.get(line.side.text) if line is not None else None
-        if other and other.a and each.b and other.a.kind == each.b.kind and each.b.kind not in STATEMENTS:
-            inner = differences([other.a], [each.b])
-            joined |= {id(other): [], id(each): inner} if inner else {}
+        alike = ((text, other) for text, other in gone if line and text == line.side.text and id(other) not in joined)
+        for _, other in alike:
+            if other.a and each.b and other.a.kind == each.b.kind and (inner := differences([other.a], [each.b])):
+                joined |= {id(other): [], id(each): inner}
+                break
     for each in found:
         yield from joined.get(id(each), [each])
 
