@@ -217,6 +217,9 @@ def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths
     computes = _computing(code, at, side, clues, models, between, apart if is_first else set())
     within = {s.scope.rpartition(".")[2] for s in recorded if s.scope} - OF_EVERY_CLASS  # what a line on record is in
     computes = dict.fromkeys(code.users_of(within), 1) | computes
+    if at.site.phase is Phase.START and at.is_first_step:  # what models are built by has run, with all that it calls
+        built = (code.methods(module.module_class, "__init__") for module in at.modules.values())
+        between |= {s for s in code.reached_from(*set().union(*built)) if not s.scope.endswith(".__init__")}
     if at.cause.reason == "gap":  # what was not recorded may be anything
         between.update(code.statements)
     reach = recorded, computes, code.statements_behind([*recorded, *computes], models), dict.fromkeys(between, 0)
@@ -326,12 +329,13 @@ def ranked(code: CodeChanges, at: View | None, ending: Raised | None) -> tuple[R
     """
     clues = clues_of(at, ending)
     trees = at.step.modules if at is not None else ({}, {})
+    built = {name.partition("#")[0] for side in at.setup.named.values() for name in side} if at is not None else set()
     ran_in = [{(each.module_class, each.source.rpartition(":")[0]) for each in tree.values()} for tree in trees]
+    ran_in = [classes | {(name, "") for name in built} for classes in ran_in]
     scripts = [run.manifest.get("script") or "" for run in at.runs] if at is not None else ("", "")
     versions = [Code(*each) for each in zip(code.texts, ran_in, scripts, strict=True)]
     sides = [(version, _reach(version, at, clues, side)) for side, version in enumerate(versions)]
     modules = {module.module_class for module in at.modules.values()} if at is not None else set()
-    built = {name.partition("#")[0] for side in at.setup.named.values() for name in side} if at is not None else set()
     ran = {kind for version, _ in sides for name in modules | built for kind in version.kinds_of(name)}
     ran |= {base for base, known in zip(_BASES, (modules, built), strict=True) if known}
     placed = [_ranked_change(one.change, sides, at, clues.words, ran) for one in code.ranked]
