@@ -569,7 +569,9 @@ def near(project, introspect):
 
 
 def test_a_forward_pass_that_a_model_is_built_by_may_give_its_buffers_their_first_values(near):
-    model = MODEL.replace("torch.nn.Linear(4, 8),", "torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8)),")
+    model = MODEL.replace(
+        "torch.nn.Linear(4, 8),", "torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8)),"
+    )
     model = model.replace("\n    def forward", "        self.try_out()\n\n    def forward")
     model += "\n    def try_out(self):\n        self.forward(torch.ones(5, 4))\n"
     model = model.replace("self.a(x)", "self.a(x * 1.5)")
@@ -621,7 +623,9 @@ class Plain(torch.optim.Optimizer):
 """
     train = TRAIN.replace("torch.optim.SGD", "Plain").replace("import Net", "import Net\nfrom rules.two import Plain")
     files = {"rules/__init__.py": "from .one import Plain\n", "rules/one.py": one, "rules/two.py": one}
-    edits = [(f"rules/{name}.py", *each) for name in ("one", "two") for each in (("1.5", "2"), ("=-rate", "=-1.1 * rate"))]
+    edits = [
+        (f"rules/{name}.py", *each) for name in ("one", "two") for each in (("1.5", "2"), ("=-rate", "=-1.1 * rate"))
+    ]
     found = near(MODEL, train, edits, files)
     assert found == {
         "rules/one.py:6": "elsewhere",
@@ -629,3 +633,29 @@ class Plain(torch.optim.Optimizer):
         "rules/two.py:6": "computes",
         "rules/two.py:17": "computes",
     }
+
+
+FORWARD = "        return self.b(torch.relu(self.a(x)))\n"
+
+
+@pytest.mark.parametrize(
+    ("base", "after", "told"),
+    [
+        (  # what a value goes through, statement by statement, and what is changed inside of it
+            "        q = torch.tanh(self.a(x)) * 2\n        return self.b(q)\n",
+            "        q = self.a(x) * 2\n        r, s = q[:, :4], q[:, 4:]\n        r = r.sigmoid()\n        s = s.cumsum(1)\n"
+            "        q = torch.cat((r, s), dim=1)\n        return self.b(q)\n",
+            {12, 13, 14, 15, 16},
+        ),
+        (  # a function's other arguments are the same ones, whatever comes before them
+            "        return self.b(self.of(self.a(x), y=x))\n\n    def of(self, *x, **y):\n        return self.one(*x, **y)\n\n"
+            "    def one(self, x, y):\n        return x + y.sum()\n",
+            "        return self.b(self.of(self.a(x), y=x))\n\n    def of(self, *x, key=None, **y):\n"
+            "        return self.one(*x, **y)\n\n    def one(self, x, y):\n        return x - y.sum()\n",
+            {14, 18},
+        ),
+    ],
+)
+def test_every_statement_that_computes_something_else_is_listed(near, base, after, told):
+    found = near(MODEL.replace(FORWARD, base), TRAIN, [("model.py", base, after)])
+    assert {*found} == {f"model.py:{line}" for line in told}

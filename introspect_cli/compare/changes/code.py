@@ -149,8 +149,8 @@ class Code:
     def _read_names(self, statement: Statement) -> None:
         """Fill in what a statement gives, takes and calls.
 
-        A name that a function around binds is written `number of the file:function:name`. A call that is a statement also gives what it is
-        a method of and what it is handed, as it may change them.
+        A name that a function around binds is written `number:function:name`, with the number of its file. A call that
+        is a statement also gives what it is a method of and what it is handed, as it may change them.
         """
         node, gives, takes, calls = statement.node, statement.gives, statement.takes, statement.calls
         if isinstance(node, ast.ImportFrom):

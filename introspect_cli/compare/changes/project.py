@@ -99,6 +99,7 @@ class Version:
         self.effects: dict[Definition, list[Value]] = {}
         self.calls: dict[Definition, list[Value]] = {}
         self.order: dict[Definition, list[Value]] = {}
+        self.keys = frozenset[int]()
         self.lines = {file: text.replace("\r\n", "\n").split("\n") for file, text in texts.items()}
         self.at: dict[tuple[str, int], WrittenStatement] = {}
         self.inside: dict[Definition, dict[str, WrittenStatement]] = {}
@@ -140,6 +141,7 @@ class Version:
                     self.effects[place] = reader.all_effects()
                     self.calls[place] = reader.calls
                     self.order[place] = reader.order
+        self.keys = frozenset().union(*(each.inside for effects in self.effects.values() for each in effects))
 
     def statement_of(self, value: Value | None) -> WrittenStatement | None:
         """The innermost statement at the line that wrote a value; None for no value, or a line in no statement."""
@@ -184,6 +186,21 @@ class Version:
         same = [each for each in left if "=" in each and each.partition("=")[0] == text.partition("=")[0]]
         best = get_close_matches(text, same or left, 1, 0 if same else _ALIKE)
         return None if not best else near if near and near.side == there[best[0]].side else there[best[0]]
+
+    def new_inside(
+        self, value: Value | None, other: Version, places: Mapping[Definition, Definition]
+    ) -> Iterator[WrittenStatement]:
+        """Statements of values inside of one that `other` has not, nor their text in the paired function by `places`."""
+        pending, met = [value], set[int]()
+        while pending:
+            parts = {v.key: v for v in getattr(pending.pop(), "parts", ()) if isinstance(v, Value)}
+            new = [part for key, part in parts.items() if key not in other.keys and key not in met]
+            met.update(part.key for part in new)
+            pending += new
+            for line in filter(None, map(self.statement_of, new)):
+                here, text = (line.file, line.scope), line.side.text
+                if here in places and self.often[here, text] > other.often[places[here], text]:
+                    yield line
 
     def imports_of(self, file: str) -> dict[str, WrittenStatement]:
         """Those of `inside` at the top of a file that import; {} where there are none."""
@@ -231,10 +248,20 @@ def changed(
         if number == _MOST_PASSES - 1 or not _learn_names(a, b, pairs, found):
             break
     changes: dict[object, Change] = {}
-    for difference in _rejoined(a, b, found):
+    found = list(_rejoined(a, b, found))
+    for difference in found:
         for pair in _statements_of(a, b, difference):
             for one, two in _reordered(a, b, *pair):
                 _add_change(changes, one, two)
+    listed = {side for change in changes.values() for side in (change.a, change.b)}
+    in_b = {place: other for other, place in pairs.items()}
+    for difference in found:
+        for line in a.new_inside(difference.a, b, in_b):
+            if line.side not in listed:
+                _add_change(changes, line, a.replaced_by(line, b, None))
+        for line in b.new_inside(difference.b, a, pairs):
+            if line.side not in listed:
+                _add_change(changes, b.replaced_by(line, a, None), line)
     for version, matched in ((a, {*pairs.values()}), (b, {*pairs})):
         left = version.nodes.keys() - matched
         for file, name in sorted(left):

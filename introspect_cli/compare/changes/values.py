@@ -331,7 +331,9 @@ class Reader:
         function = self.value(node.func, env)
         given = [self.value(each, env) for each in node.args]
         told = _TOLD if str(*function.parts[-1:]).rpartition(".")[2] in _TELLS else ()
-        passed = [(each, each.arg or "**", self.value(each.value, env)) for each in node.keywords if each.arg not in told]
+        passed = [
+            (each, each.arg or "**", self.value(each.value, env)) for each in node.keywords if each.arg not in told
+        ]
         done = self._inline(node, function, given, {name: value for _, name, value in passed})
         if done is not None:
             return done
