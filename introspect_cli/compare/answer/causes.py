@@ -96,6 +96,8 @@ def candidate_words(one: Candidate) -> str:
     if one.kind == "statement":
         text_a, text_b = (code_on_one_line(text or "(nothing)") for text in (one.a, one.b))
         a, b = on_one_line(text_a, text_b, one.before)
+        if a == b:  # what changed lies behind what is shown
+            a, b = on_one_line(text_a, text_b)
         return f"{one.line}{f' ({one.name})' if one.name else ''}: {f'{a} -> {b}' if a != b else f'{b} (moved)'}"
     return describe(SettingChange(one.line.partition(",")[0], one.name, one.a, one.b))
 

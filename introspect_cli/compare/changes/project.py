@@ -34,6 +34,7 @@ from introspect_cli.compare.changes.values import (
     Reader,
     Value,
     differences,
+    head_of,
     parameters_of,
 )
 
@@ -50,6 +51,10 @@ _MOST_PASSES = 4
 _MOST_REROUTED = 4
 _NAMED = frozenset({"attribute", "name", "keyword", "defines"})
 """Kinds of values whose name is the only thing that a rename changes."""
+
+
+_COMPUTED = frozenset({"call", "BinOp", "Subscript", "part"})
+"""Kinds of values that a statement is written to compute."""
 
 
 class WrittenStatement(NamedTuple):
@@ -99,7 +104,6 @@ class Version:
         self.effects: dict[Definition, list[Value]] = {}
         self.calls: dict[Definition, list[Value]] = {}
         self.order: dict[Definition, list[Value]] = {}
-        self.keys = frozenset[int]()
         self.lines = {file: text.replace("\r\n", "\n").split("\n") for file, text in texts.items()}
         self.at: dict[tuple[str, int], WrittenStatement] = {}
         self.inside: dict[Definition, dict[str, WrittenStatement]] = {}
@@ -141,7 +145,6 @@ class Version:
                     self.effects[place] = reader.all_effects()
                     self.calls[place] = reader.calls
                     self.order[place] = reader.order
-        self.keys = frozenset().union(*(each.inside for effects in self.effects.values() for each in effects))
 
     def statement_of(self, value: Value | None) -> WrittenStatement | None:
         """The innermost statement at the line that wrote a value; None for no value, or a line in no statement."""
@@ -186,21 +189,6 @@ class Version:
         same = [each for each in left if "=" in each and each.partition("=")[0] == text.partition("=")[0]]
         best = get_close_matches(text, same or left, 1, 0 if same else _ALIKE)
         return None if not best else near if near and near.side == there[best[0]].side else there[best[0]]
-
-    def new_inside(
-        self, value: Value | None, other: Version, places: Mapping[Definition, Definition]
-    ) -> Iterator[WrittenStatement]:
-        """Statements of values inside of one that `other` has not, nor their text in the paired function by `places`."""
-        pending, met = [value], set[int]()
-        while pending:
-            parts = {v.key: v for v in getattr(pending.pop(), "parts", ()) if isinstance(v, Value)}
-            new = [part for key, part in parts.items() if key not in other.keys and key not in met]
-            met.update(part.key for part in new)
-            pending += new
-            for line in filter(None, map(self.statement_of, new)):
-                here, text = (line.file, line.scope), line.side.text
-                if here in places and self.often[here, text] > other.often[places[here], text]:
-                    yield line
 
     def imports_of(self, file: str) -> dict[str, WrittenStatement]:
         """Those of `inside` at the top of a file that import; {} where there are none."""
@@ -254,12 +242,11 @@ def changed(
             for one, two in _reordered(a, b, *pair):
                 _add_change(changes, one, two)
     listed = {side for change in changes.values() for side in (change.a, change.b)}
-    in_b = {place: other for other, place in pairs.items()}
     for difference in found:
-        for line in a.new_inside(difference.a, b, in_b):
+        for line in _of_more_values(difference.a, a, b, {other: place for place, other in pairs.items()}):
             if line.side not in listed:
                 _add_change(changes, line, a.replaced_by(line, b, None))
-        for line in b.new_inside(difference.b, a, pairs):
+        for line in _of_more_values(difference.b, b, a, pairs):
             if line.side not in listed:
                 _add_change(changes, b.replaced_by(line, a, None), line)
     for version, matched in ((a, {*pairs.values()}), (b, {*pairs})):
@@ -277,6 +264,39 @@ def changed(
     classes = (each for each in pairs.items() if isinstance(b.nodes[each[0]], ast.ClassDef))
     renamed = frozenset((_last(other), _last(place)) for place, other in classes if _last(other) != _last(place))
     return sorted(_paired_once(changes.values(), a, b), key=lambda change: (change.file, change.line)), renamed
+
+
+def _values_in(values: Iterable[Value]) -> dict[int, Value]:
+    """Values with all that they are made of, by key."""
+    pending, found = [*values], dict[int, Value]()
+    while pending:
+        value = pending.pop()
+        if value.key not in found:
+            found[value.key] = value
+            pending += [part for part in value.parts if isinstance(part, Value)]
+    return found
+
+
+def _of_more_values(
+    value: Value | None, own: Version, other: Version, places: Mapping[Definition, Definition]
+) -> Iterator[WrittenStatement]:
+    """New statements that compute a part of a value, of a kind that their function computes more often.
+
+    That is than its paired one of the other version, by `places`.
+    """
+    for part in _values_in([value] if value else []).values():
+        line = own.statement_of(part)
+        here, text = (line.file, line.scope) if line else ("", ""), line.side.text if line else ""
+        if (
+            line
+            and here in places
+            and part.kind in _COMPUTED
+            and own.often[here, text] > other.often[places[here], text]
+        ):
+            effects = own.effects[here], other.effects[places[here]]
+            counts = [Counter(map(head_of, _values_in(each).values()))[head_of(part)] for each in effects]
+            if counts[0] > counts[1]:
+                yield line
 
 
 def _paired_once(changes: Iterable[Change], a: Version, b: Version) -> Iterator[Change]:

@@ -794,15 +794,15 @@ def _also_differing(one: Value, two: Value) -> _Pairs:
         while parts and small.kind not in _WRITTEN:
             parts = [*{v.key: v for part in parts for v in part.parts if isinstance(v, Value)}.values()]
             for part in parts:
-                if _head_of(part) == _head_of(small) and _likeness(small, part) > _LIKE:
+                if head_of(part) == head_of(small) and _likeness(small, part) > _LIKE:
                     yield (part, small, (one, two)) if place else (small, part, (one, two))
                     return
     if one.kind == two.kind == "call":
         given = _replaced_parts(one.parts[1].parts, two.parts[1].parts, (one, two))
-        yield from (each for each in given if each[0] and each[1] and _head_of(each[0]) == _head_of(each[1]))
+        yield from (each for each in given if each[0] and each[1] and head_of(each[0]) == head_of(each[1]))
 
 
-def _head_of(value: Value) -> tuple[object, ...]:
+def head_of(value: Value) -> tuple[object, ...]:
     """What two values have alike whose parts are compared one by one: kind, names, of a call its function or method."""
     if value.kind != "call":
         return value.kind, *_names_of(value)
