@@ -144,6 +144,8 @@ def clues_of(at: View | None, ending: Raised | None) -> Clues:
     subject = at.parameter_user if cause.reason == "gradient" else around if replaced else subject
     names = [name for name in (subject, *ancestors(subject)) if name in at.modules]
     words = {*replaced, _last_part(cause.subject), _last_part(site.fqn) * (cause.reason in {"initial", "outside"})}
+    if site.kind is Kind.OPTIMIZER_STATE:
+        words |= {*re.findall(r"\w+", site.path)}
     if at.dtypes:
         words |= {*at.dtypes, "autocast", "to", "half", "float", "dtype"}
     for change in at.tuned:
@@ -184,8 +186,8 @@ def _suspect_events(at: View) -> tuple[Sequence[Event], Sequence[Event]]:
 
 
 def _last_part(name: str) -> str:
-    """The last part of a dotted name that is no number: `blocks` of `blocks.3`; "" for none."""
-    return next((part for part in reversed(name.split(".")) if not part.isdecimal()), "")
+    """The last part of a dotted name that is no number: `blocks` of `blocks.3` or `blocks(a)`; "" for none."""
+    return next((part.partition("(")[0] for part in reversed(name.split(".")) if not part.isdecimal()), "")
 
 
 def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths, ...]:
