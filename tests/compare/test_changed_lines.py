@@ -660,3 +660,14 @@ def test_every_statement_that_computes_something_else_is_listed(near, base, afte
     base, after = ("\n        ".join(lines) for lines in (base, after))
     found = near(MODEL.replace("return self.b(torch.relu(self.a(x)))", base), TRAIN, [("model.py", base, after)])
     assert {*found} == {f"model.py:{line}" for line in told}
+
+
+def test_the_script_is_read_however_much_was_imported_beside_a_changed_file(near):
+    train = TRAIN.replace("import Net", "import Net\nfrom parts import of").replace("net(torch", "net(of(torch")
+    train = train.replace("4)).pow", "4))).pow")
+    files = {
+        "parts/__init__.py": "from parts import much\nfrom parts.own import of\n",
+        "parts/much.py": "# much\n" * 80_000,
+        "parts/own.py": "def of(x):\n    return x * 1.5\n",
+    }
+    assert near(MODEL, train, [("parts/own.py", "1.5", "2.5")], files) == {"parts/own.py:2": "computes"}
