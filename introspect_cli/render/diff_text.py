@@ -392,7 +392,7 @@ def changes_blocks(code: CodeChanges | None) -> list[Block]:
     for nearness in Nearness:
         changes = (change_lines(one) for one in code.ranked if one.nearness is nearness)
         blocks += section(f"{HEADS[nearness]}:", chain.from_iterable(changes))
-    others = [(name, ", in comments, names or how lines are written alone") for name in code.unchanged]
+    others = [(name, ", in comments, imports, names or how lines are written alone") for name in code.unchanged]
     others += [(name, f": {_WHY.get(why, why)}") for name, why in code.unread]
     blocks += [line(f"{clean(name)} changed{how}.", "dim") for name, how in others]
     blocks = blocks or [line(f"No source file on record differs ({count(code.compared, 'file')} compared).")]
@@ -402,7 +402,8 @@ def changes_blocks(code: CodeChanges | None) -> list[Block]:
 def change_lines(one: Ranked) -> Iterator[Line]:
     """The place of a change, then its lines in a and in b; of a whole file, a line that says why no lines are shown.
 
-    Of each side they are the first `_LONGEST`, cut at 160 characters, and how many more there are.
+    Of each side they are the first `_LONGEST`, cut at 160 characters, and how many more there are. Where these do not
+    differ, lines before the first that does are left out.
     """
     change = one.change
     scope = f"  in {clean(change.scope)}" if change.scope else ""
@@ -414,8 +415,12 @@ def change_lines(one: Ranked) -> Iterator[Line]:
         unread = "cannot be parsed" if change.file.endswith(".py") else "is not read value by value"
         yield line(f"only in {only}" if only else f"changed; it {unread}", "dim", 4)
         return
-    for side, sign, style in ((change.a, "-", "bad"), (change.b, "+", "good")):
-        lines = side.text.splitlines() if side is not None else []
+    sides = [side.text.splitlines() if side is not None else [] for side in (change.a, change.b)]
+    same = next((place for place, (one, two) in enumerate(zip(*sides, strict=False)) if one != two), 0)
+    for every, sign, style in zip(sides, "-+", ("bad", "good"), strict=True):
+        lines = every[same:] if same >= _LONGEST else every
+        if lines != every:
+            yield line(f"{sign} ... {count(same, 'line')} that both have", "dim", 4)
         yield from (line(f"{sign} {clean(text, 160)}", style, 4, wrap=False) for text in lines[:_LONGEST])
         if len(lines) > _LONGEST:
             yield line(f"{sign} ... {count(len(lines) - _LONGEST, 'more line')}", "dim", 4)

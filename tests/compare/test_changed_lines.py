@@ -547,3 +547,127 @@ def test_a_class_of_the_same_name_and_what_runs_as_main_of_an_imported_file_comp
         ("one.py:17", "elsewhere"),
         ("two.py:17", "elsewhere"),
     ]
+
+
+@pytest.fixture
+def near(project, introspect):
+    """How near to the divergence each changed statement is, of two projects of these files."""
+
+    def compare(model, train, edits, more=None):
+        files = {"model.py": model, "train.py": train, **(more or {})}
+        runs = []
+        for name in "ab":
+            rest = dict(files)
+            runs.append(project(name, model=rest.pop("model.py"), train=rest.pop("train.py"), more=rest))
+            for file, before, after in edits if name == "a" else ():
+                assert before in files[file], before
+                files[file] = files[file].replace(before, after)
+        document = json.loads(introspect("diff", *runs, "--format", "json").stdout)
+        return {each["place"]: each["nearness"] for each in document["code"]["changes"]}
+
+    return compare
+
+
+def test_a_forward_pass_that_a_model_is_built_by_may_give_its_buffers_their_first_values(near):
+    model = MODEL.replace(
+        "torch.nn.Linear(4, 8),", "torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8)),"
+    )
+    model = model.replace("\n    def forward", "        self.try_out()\n\n    def forward")
+    model += "\n    def try_out(self):\n        self.forward(torch.ones(5, 4))\n"
+    model = model.replace("self.a(x)", "self.a(x * 1.5)")
+    assert near(model, TRAIN, [("model.py", "x * 1.5", "x * 2.5")]) == {"model.py:13": "between"}
+
+
+def test_a_function_that_is_passed_by_its_name_reaches_a_place_as_a_called_one_does(near):
+    model = MODEL.replace(
+        "torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)", "made(4, 8), made(8, 1)\n        self.c = made(1, 1)"
+    )
+    model += """
+
+def once(make):
+    kept = {}
+    def cached(*sizes):
+        key = sizes
+        if key not in kept:
+            kept[key] = make(*sizes)
+        return kept[key]
+    return cached
+
+
+(made,) = map(once, (torch.nn.Linear,))
+"""
+    model = model.replace("made(8, 1)\n", "made(4, 8)\n").replace("self.b(torch.relu(self.a(x)))", "self.b(x).sum(1)")
+    found = near(model, TRAIN, [("model.py", "key = sizes", "key = sizes, len(kept)")])
+    assert set(found.values()) <= {"builds", "computes"}, found
+    assert found
+
+
+def test_an_optimizer_class_of_the_same_name_that_the_script_does_not_use_computes_nothing(near):
+    one = """
+import torch
+
+
+def moved(p, rate):
+    p.add_(p.grad, alpha=-rate)
+
+
+class Plain(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                moved(p, group["lr"] * 1.5)
+"""
+    train = TRAIN.replace("torch.optim.SGD", "Plain").replace("import Net", "import Net\nfrom rules.two import Plain")
+    files = {"rules/__init__.py": "from .one import Plain\n", "rules/one.py": one, "rules/two.py": one}
+    edits = [
+        (f"rules/{name}.py", *each) for name in ("one", "two") for each in (("1.5", "2"), ("=-rate", "=-1.1 * rate"))
+    ]
+    found = near(MODEL, train, edits, files)
+    assert found == {
+        "rules/one.py:6": "elsewhere",
+        "rules/one.py:17": "elsewhere",
+        "rules/two.py:6": "computes",
+        "rules/two.py:17": "computes",
+    }
+
+
+@pytest.mark.parametrize(
+    ("base", "after", "told"),
+    [
+        (  # what a value goes through, statement by statement, and what is changed inside of it
+            ["q = torch.tanh(self.a(x)) * 2", "return self.b(q)"],
+            [
+                "q = self.a(x) * 2",
+                "r, s = q[:, :4], q[:, 4:]",
+                "r = r.sigmoid()",
+                "q = torch.cat((r, s), 1)",
+                "return self.b(q)",
+            ],
+            [12, 13, 14, 15],
+        ),
+        (  # a function's other arguments are the same ones, whatever comes before them
+            ["def of(*x, **y): return max(*x, **y)", "return self.b(of(self.a(x), key=len) * 2)"],
+            ["def of(*x, new=1, **y): return max(*x, **y)", "return self.b(of(self.a(x), key=len) * 3)"],
+            [12, 13],
+        ),
+    ],
+)
+def test_every_statement_that_computes_something_else_is_listed(near, base, after, told):
+    base, after = ("\n        ".join(lines) for lines in (base, after))
+    found = near(MODEL.replace("return self.b(torch.relu(self.a(x)))", base), TRAIN, [("model.py", base, after)])
+    assert {*found} == {f"model.py:{line}" for line in told}
+
+
+def test_the_script_is_read_however_much_was_imported_beside_a_changed_file(near):
+    train = TRAIN.replace("import Net", "import Net\nfrom parts import of").replace("net(torch", "net(of(torch")
+    train = train.replace("4)).pow", "4))).pow")
+    files = {
+        "parts/__init__.py": "from parts import much\nfrom parts.own import of\n",
+        "parts/much.py": "# much\n" * 80_000,
+        "parts/own.py": "def of(x):\n    return x * 1.5\n",
+    }
+    assert near(MODEL, train, [("parts/own.py", "1.5", "2.5")], files) == {"parts/own.py:2": "computes"}

@@ -96,6 +96,8 @@ def candidate_words(one: Candidate) -> str:
     if one.kind == "statement":
         text_a, text_b = (code_on_one_line(text or "(nothing)") for text in (one.a, one.b))
         a, b = on_one_line(text_a, text_b, one.before)
+        if a == b:  # what changed lies behind what is shown
+            a, b = on_one_line(text_a, text_b)
         return f"{one.line}{f' ({one.name})' if one.name else ''}: {f'{a} -> {b}' if a != b else f'{b} (moved)'}"
     return describe(SettingChange(one.line.partition(",")[0], one.name, one.a, one.b))
 
@@ -167,15 +169,21 @@ def _names_in_b(runs: tuple[Run, Run], one: Sources, two: Sources) -> dict[str, 
 def _texts_of(kept: Sources, of: Mapping[str, str], wanted: Collection[str]) -> dict[str, str]:
     """Texts that a run keeps, by their names in b: all of `wanted`, and others until `_MOST` characters are reached.
 
-    Of the others, those in the top directories of `wanted` come first.
+    Of the others, those of no directory come first, such as the script, then those beside `wanted`, then those in their
+    top directories.
 
     Args:
         kept: files of the run.
         of: names in b to names in this run.
         wanted: names in b.
     """
-    tops, texts = {name.partition("/")[0] for name in wanted}, dict[str, str]()
-    for name in sorted(of, key=lambda n: (n not in wanted, "/" in n and n.partition("/")[0] not in tops)):
+    near, texts = {name[:end] for name in wanted for end in (name.find("/"), name.rfind("/"))}, dict[str, str]()
+
+    def order(name: str) -> tuple[bool, ...]:
+        """What names are sorted by."""
+        return name not in wanted, "/" in name, name.rpartition("/")[0] not in near, name.partition("/")[0] not in near
+
+    for name in sorted(of, key=order):
         if of[name] in kept and (name in wanted or sum(map(len, texts.values())) < _MOST):
             texts[name] = kept[of[name]].text
     return texts

@@ -144,6 +144,8 @@ def clues_of(at: View | None, ending: Raised | None) -> Clues:
     subject = at.parameter_user if cause.reason == "gradient" else around if replaced else subject
     names = [name for name in (subject, *ancestors(subject)) if name in at.modules]
     words = {*replaced, _last_part(cause.subject), _last_part(site.fqn) * (cause.reason in {"initial", "outside"})}
+    if site.kind is Kind.OPTIMIZER_STATE:
+        words |= {*re.findall(r"\w+", site.path)}
     if at.dtypes:
         words |= {*at.dtypes, "autocast", "to", "half", "float", "dtype"}
     for change in at.tuned:
@@ -184,8 +186,8 @@ def _suspect_events(at: View) -> tuple[Sequence[Event], Sequence[Event]]:
 
 
 def _last_part(name: str) -> str:
-    """The last part of a dotted name that is no number: `blocks` of `blocks.3`; "" for none."""
-    return next((part for part in reversed(name.split(".")) if not part.isdecimal()), "")
+    """The last part of a dotted name that is no number: `blocks` of `blocks.3` or `blocks(a)`; "" for none."""
+    return next((part.partition("(")[0] for part in reversed(name.split(".")) if not part.isdecimal()), "")
 
 
 def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths, ...]:
@@ -217,6 +219,9 @@ def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths
     computes = _computing(code, at, side, clues, models, between, apart if is_first else set())
     within = {s.scope.rpartition(".")[2] for s in recorded if s.scope} - OF_EVERY_CLASS  # what a line on record is in
     computes = dict.fromkeys(code.users_of(within), 1) | computes
+    if at.site.phase is Phase.START and at.is_first_step:  # what models are built by has run, with all that it calls
+        built = (code.methods(module.module_class, "__init__") for module in at.modules.values())
+        between |= {s for s in code.reached_from(*set().union(*built)) if not s.scope.endswith(".__init__")}
     if at.cause.reason == "gap":  # what was not recorded may be anything
         between.update(code.statements)
     reach = recorded, computes, code.statements_behind([*recorded, *computes], models), dict.fromkeys(between, 0)
@@ -326,12 +331,13 @@ def ranked(code: CodeChanges, at: View | None, ending: Raised | None) -> tuple[R
     """
     clues = clues_of(at, ending)
     trees = at.step.modules if at is not None else ({}, {})
+    built = {name.partition("#")[0] for side in at.setup.named.values() for name in side} if at is not None else set()
     ran_in = [{(each.module_class, each.source.rpartition(":")[0]) for each in tree.values()} for tree in trees]
+    ran_in = [classes | {(name, "") for name in built} for classes in ran_in]
     scripts = [run.manifest.get("script") or "" for run in at.runs] if at is not None else ("", "")
     versions = [Code(*each) for each in zip(code.texts, ran_in, scripts, strict=True)]
     sides = [(version, _reach(version, at, clues, side)) for side, version in enumerate(versions)]
     modules = {module.module_class for module in at.modules.values()} if at is not None else set()
-    built = {name.partition("#")[0] for side in at.setup.named.values() for name in side} if at is not None else set()
     ran = {kind for version, _ in sides for name in modules | built for kind in version.kinds_of(name)}
     ran |= {base for base, known in zip(_BASES, (modules, built), strict=True) if known}
     placed = [_ranked_change(one.change, sides, at, clues.words, ran) for one in code.ranked]

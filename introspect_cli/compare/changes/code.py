@@ -92,7 +92,8 @@ class Code:
         """Parse and index all files at once, by name; files that Python cannot parse are left out.
 
         So are classes of the name of one that `ran`, given as (name, file), in other files, and what only runs as
-        `__main__` in files that are not named like the script, as its path ends; in none where that is "".
+        `__main__` in files that are not named like the script, as its path ends; in none where that is "". Where a file
+        is "", it is that which calls of the class mean.
         """
         self.statements: list[Statement] = []
         self.classes: dict[str, list[tuple[str, str, tuple[str, ...]]]] = defaultdict(list)
@@ -108,23 +109,29 @@ class Code:
         self._bound = cache(_bound_names)
         trees = {file: tree for file, text in texts.items() if (tree := tree_of(text)) is not None}
         statements = [each for file, tree in trees.items() for each in statements_of(file, tree.body)]
+        self._files = {file: number for number, file in enumerate(trees)}
+        self._imported: dict[tuple[str, str], tuple[str, str]] = {}
+        """By file and name in it: path of the module that it is from, and its name there."""
+        for statement in statements:
+            self._read_names(statement)
         classes = {s.place: s.node for s in statements if isinstance(s.node, ast.ClassDef)}
-        known = {node.name for (file, _), node in classes.items() if (node.name, file) in ran}
+        defined = {(node.name, file) for (file, _), node in classes.items()}
+        called = {name for name, file in ran if not file}
+        meant = {(name, self._home(s.file, name)) for s in statements for name in s.calls & called}
+        ran = {*ran, *meant}
         bases = {last_name(base) for node in classes.values() for base in node.bases}
-        twins = {
-            place for place, node in classes.items() if node.name in known - bases and (node.name, place[0]) not in ran
-        }
-        imported = {file for file in trees if script and PurePath(file).name != PurePath(script).name}
+        known = {name for name, _ in defined & ran} - bases - {name for name, _ in meant - defined}
+        twins = {place for place, node in classes.items() if node.name in known and (node.name, place[0]) not in ran}
+        others = {file for file in trees if script and PurePath(file).name != PurePath(script).name}
         for statement in statements:
             is_twin = any((statement.file, name) in twins for name in (statement.scope, *ancestors(statement.scope)))
-            as_main = statement.file in imported and any("__name__" in around.takes for around in statement.around)
+            as_main = statement.file in others and any("__name__" in around.takes for around in statement.around)
             if not is_twin and not as_main:
                 self._add(statement)
 
     def _add(self, statement: Statement) -> None:
         """Index a statement, and the function or class whose head it is."""
         node = statement.node
-        self._read_names(statement)
         self.statements.append(statement)
         self.by_definition[statement.place].append(statement)
         read = (self.givers, statement.gives), (self.takers, statement.takes), (self.callers, statement.calls)
@@ -142,14 +149,20 @@ class Code:
     def _read_names(self, statement: Statement) -> None:
         """Fill in what a statement gives, takes and calls.
 
-        A name that a function around binds is written `function:name`. A call that is a statement also gives what it is
-        a method of and what it is handed, as it may change them.
+        A name that a function around binds is written `number:function:name`, with the number of its file. A call that
+        is a statement also gives what it is a method of and what it is handed, as it may change them.
         """
         node, gives, takes, calls = statement.node, statement.gives, statement.takes, statement.calls
+        if isinstance(node, ast.ImportFrom):
+            folder = statement.file.split("/")[: -node.level] if node.level else []
+            path = "/".join([*folder, *filter(None, (node.module or "").split("."))])
+            names = {(statement.file, each.asname or each.name): (path, each.name) for each in node.names}
+            self._imported |= names
 
         def key(name: str) -> str:
-            """The name, with its function in front if it is local."""
-            return next((f"{of}:{name}" for of, node in statement.functions if name in self._bound(node)), name)
+            """The name, with its file and function in front if it is local."""
+            inside = (of for of, node in statement.functions if name in self._bound(node))
+            return next((f"{self._files[statement.file]}:{of}:{name}" for of in inside), name)
 
         for each in _nodes_of(node):
             side = takes if isinstance(getattr(each, "ctx", None), ast.Load) else gives
@@ -170,6 +183,8 @@ class Code:
                 gives.update(_string_constants(each.keys))
             elif isinstance(each, ast.Call):
                 calls.add(last_name(each.func))
+                if isinstance(each.func, ast.Attribute) and getattr(each.func.value, "id", "") == "self":
+                    calls.add(f"self.{each.func.attr}")
                 if last_name(each.func) in _NAMING:
                     gives.update(text.lstrip("-").replace("-", "_") for text in _string_constants(each.args))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):  # it may change what it is of, or is handed
@@ -213,13 +228,25 @@ class Code:
     def functions_meant(self, name: str, by: Definition) -> list[Definition]:
         """Functions that a call of `name` in place `by` may mean.
 
-        Those of the same class; else of the same file; else all of that name, if they are at most `_MOST_MEANT`. [] for
-        names in `OF_EVERY_CLASS`.
+        Those of the same class; else of the file that gives the name there; else all of that name, if they are at most
+        `_MOST_MEANT`. [] for names in `OF_EVERY_CLASS`; with `self.` in front, those of the same class alone.
         """
-        places = [] if name in OF_EVERY_CLASS else self.functions.get(name, [])
-        same_class = [place for place in places if place == (by[0], f"{by[1].rpartition('.')[0]}.{name}")]
-        same_file = [place for place in places if place[0] == by[0]]
-        return same_class or same_file or (places if len(places) <= _MOST_MEANT else [])
+        method = name.removeprefix("self.")
+        places = [] if name in OF_EVERY_CLASS else self.functions.get(method, [])
+        same_class = [place for place in places if place == (by[0], f"{by[1].rpartition('.')[0]}.{method}")]
+        home = self._home(by[0], name)
+        same_file = [place for place in places if place[0] == home and method == name]
+        return same_class or same_file or (places if len(places) <= _MOST_MEANT and method == name else [])
+
+    def _home(self, file: str, name: str) -> str:
+        """The file that gives a name its meaning in `file`: `file` itself, unless it imports it from one of these."""
+        met = set[str]()
+        while file not in met and (file, name) in self._imported:
+            met.add(file)
+            path, name = self._imported[file, name]
+            homes = [each for each in self._files if f"/{each}".endswith((f"/{path}.py", f"/{path}/__init__.py"))]
+            file = homes[0] if len(homes) == 1 else file
+        return file
 
     def statements_beside(self, class_name: str, name: str, *, after: bool) -> Iterator[Statement]:
         """Statements of a class's methods behind the last one that takes the attribute `name`, in no loop with it.
@@ -296,7 +323,7 @@ class Code:
         for name in (name for name in statement.takes if name.rpartition(":")[2] not in stop):
             yield from self.givers.get(name, ())
             yield from self.takers.get(self.called_as.get(name, ""), ())
-        for name in statement.calls:
+        for name in statement.calls | statement.takes:
             for place in self.functions_meant(name, statement.place):
                 yield from (s for s in self.by_definition[place] if isinstance(s.node, (ast.Return, *FUNCTIONS)))
 

@@ -34,6 +34,7 @@ from introspect_cli.compare.changes.values import (
     Reader,
     Value,
     differences,
+    head_of,
     parameters_of,
 )
 
@@ -50,6 +51,10 @@ _MOST_PASSES = 4
 _MOST_REROUTED = 4
 _NAMED = frozenset({"attribute", "name", "keyword", "defines"})
 """Kinds of values whose name is the only thing that a rename changes."""
+
+
+_COMPUTED = frozenset({"call", "BinOp", "Subscript", "part"})
+"""Kinds of values that a statement is written to compute."""
 
 
 class WrittenStatement(NamedTuple):
@@ -231,10 +236,19 @@ def changed(
         if number == _MOST_PASSES - 1 or not _learn_names(a, b, pairs, found):
             break
     changes: dict[object, Change] = {}
-    for difference in _rejoined(a, b, found):
+    found = list(_rejoined(a, b, found))
+    for difference in found:
         for pair in _statements_of(a, b, difference):
             for one, two in _reordered(a, b, *pair):
                 _add_change(changes, one, two)
+    listed = {side for change in changes.values() for side in (change.a, change.b)}
+    for difference in found:
+        for line in _of_more_values(difference.a, a, b, {other: place for place, other in pairs.items()}):
+            if line.side not in listed:
+                _add_change(changes, line, a.replaced_by(line, b, None))
+        for line in _of_more_values(difference.b, b, a, pairs):
+            if line.side not in listed:
+                _add_change(changes, b.replaced_by(line, a, None), line)
     for version, matched in ((a, {*pairs.values()}), (b, {*pairs})):
         left = version.nodes.keys() - matched
         for file, name in sorted(left):
@@ -250,6 +264,39 @@ def changed(
     classes = (each for each in pairs.items() if isinstance(b.nodes[each[0]], ast.ClassDef))
     renamed = frozenset((_last(other), _last(place)) for place, other in classes if _last(other) != _last(place))
     return sorted(_paired_once(changes.values(), a, b), key=lambda change: (change.file, change.line)), renamed
+
+
+def _values_in(values: Iterable[Value]) -> dict[int, Value]:
+    """Values with all that they are made of, by key."""
+    pending, found = [*values], dict[int, Value]()
+    while pending:
+        value = pending.pop()
+        if value.key not in found:
+            found[value.key] = value
+            pending += [part for part in value.parts if isinstance(part, Value)]
+    return found
+
+
+def _of_more_values(
+    value: Value | None, own: Version, other: Version, places: Mapping[Definition, Definition]
+) -> Iterator[WrittenStatement]:
+    """New statements that compute a part of a value, of a kind that their function computes more often.
+
+    That is than its paired one of the other version, by `places`.
+    """
+    for part in _values_in([value] if value else []).values():
+        line = own.statement_of(part)
+        here, text = (line.file, line.scope) if line else ("", ""), line.side.text if line else ""
+        if (
+            line
+            and here in places
+            and part.kind in _COMPUTED
+            and own.often[here, text] > other.often[places[here], text]
+        ):
+            effects = own.effects[here], other.effects[places[here]]
+            counts = [Counter(map(head_of, _values_in(each).values()))[head_of(part)] for each in effects]
+            if counts[0] > counts[1]:
+                yield line
 
 
 def _paired_once(changes: Iterable[Change], a: Version, b: Version) -> Iterator[Change]:
@@ -497,14 +544,15 @@ def _rejoined(a: Version, b: Version, found: Sequence[Difference]) -> Iterator[D
 
     So are the lines of a block told that went to another function and were changed.
     """
-    gone = {line.side.text: each for each in found if each.b is None and (line := a.statement_of(each.a))}
+    gone = [(line.side.text, each) for each in found if each.b is None and (line := a.statement_of(each.a))]
     joined = dict[int, list[Difference]]()
     for each in found:
         line = b.statement_of(each.b) if each.a is None else None
-        other = gone.get(line.side.text) if line is not None else None
-        if other and other.a and each.b and other.a.kind == each.b.kind and each.b.kind not in STATEMENTS:
-            inner = differences([other.a], [each.b])
-            joined |= {id(other): [], id(each): inner} if inner else {}
+        alike = ((text, other) for text, other in gone if line and text == line.side.text and id(other) not in joined)
+        for _, other in alike:
+            if other.a and each.b and other.a.kind == each.b.kind and (inner := differences([other.a], [each.b])):
+                joined |= {id(other): [], id(each): inner}
+                break
     for each in found:
         yield from joined.get(id(each), [each])
 

@@ -113,7 +113,7 @@ class Statement:
         around: the compound statements of its function that it stands in, the outermost first.
         functions: the functions that it stands in, or whose head it is, the innermost first: qualified name and syntax.
         gives: names that it gives a value, as far as somebody read them (`near.Code`): variables, attributes, keywords,
-            parameters, keys, options; a local name has its function in front.
+            parameters, keys, options; a local name has its file and function in front.
         takes: names and attributes that it takes.
         calls: last names of what it calls.
     """

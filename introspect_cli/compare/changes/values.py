@@ -178,7 +178,8 @@ class Reader:
                     self._add_effect("defines", value.node, self.names.renamed.get(name, name), value)
             return
         for place, (argument, default) in enumerate(parameters_of(node)):
-            number = (numbers or {}).get(argument.arg, place)
+            by_sign = {node.args.vararg: "*", node.args.kwarg: "**"}
+            number = (numbers or {}).get(argument.arg, by_sign.get(argument, place))
             inner[argument.arg] = self.make("argument", argument, self._depth, number)
             if default is not None:
                 self._add_effect("default", default, number, self.value(default, dict(env)))
@@ -330,20 +331,22 @@ class Reader:
         function = self.value(node.func, env)
         given = [self.value(each, env) for each in node.args]
         told = _TOLD if str(*function.parts[-1:]).rpartition(".")[2] in _TELLS else ()
-        keywords = sorted(
-            ((one.arg or "**", self.value(one.value, env)) for one in node.keywords if one.arg not in told),
-            key=lambda one: one[0],
-        )
-        done = self._inline(node, function, given, dict(keywords))
+        passed = [
+            (each, each.arg or "**", self.value(each.value, env)) for each in node.keywords if each.arg not in told
+        ]
+        done = self._inline(node, function, given, {name: value for _, name, value in passed})
         if done is not None:
             return done
         operands = [function.parts[0], *given] if function.kind == "attribute" else given
         operator = _OPERATORS.get(function.parts[-1]) if function.kind in {"attribute", "import"} else None
-        if operator is not None and len(operands) == 2 and not keywords:
+        if operator is not None and len(operands) == 2 and not passed:
             return self.make("BinOp", node, operands[0], f"{operator}()", operands[1], *self._context)
         if given and function.kind == "import" and (method := _METHOD.fullmatch(function.parts[0])):
             function, given = self.make("attribute", node, given[0], method[1]), given[1:]
-        named = (self.make("keyword", value.node, self.names.renamed.get(n, n), value) for n, value in keywords)
+        named = (
+            self.make("keyword", each, self.names.renamed.get(name, name), value)
+            for each, name, value in sorted(passed, key=lambda one: one[1])
+        )
         listed = self.make("list", node, *given), self.make("list", node, *named)
         value = self._in_order(self.make("call", node, function, *listed, *self._context))
         self.calls.append(value)
@@ -788,18 +791,18 @@ def _also_differing(one: Value, two: Value) -> _Pairs:
     """Pairs inside two values that differ as a whole: what something was put around, else what functions are given."""
     for place, (small, large) in enumerate(((one, two), (two, one))):
         parts = [large]
-        for _ in range(_MOST_PUT_AROUND):
-            parts = [inner for part in parts for inner in part.parts if isinstance(inner, Value)]
+        while parts and small.kind not in _WRITTEN:
+            parts = [*{v.key: v for part in parts for v in part.parts if isinstance(v, Value)}.values()]
             for part in parts:
-                if _head_of(part) == _head_of(small) and small.kind not in _WRITTEN and _likeness(small, part) > _LIKE:
+                if head_of(part) == head_of(small) and _likeness(small, part) > _LIKE:
                     yield (part, small, (one, two)) if place else (small, part, (one, two))
                     return
     if one.kind == two.kind == "call":
         given = _replaced_parts(one.parts[1].parts, two.parts[1].parts, (one, two))
-        yield from (each for each in given if each[0] and each[1] and _head_of(each[0]) == _head_of(each[1]))
+        yield from (each for each in given if each[0] and each[1] and head_of(each[0]) == head_of(each[1]))
 
 
-def _head_of(value: Value) -> tuple[object, ...]:
+def head_of(value: Value) -> tuple[object, ...]:
     """What two values have alike whose parts are compared one by one: kind, names, of a call its function or method."""
     if value.kind != "call":
         return value.kind, *_names_of(value)
@@ -834,7 +837,6 @@ def _paired_effects(one: Sequence[Value], two: Sequence[Value]) -> Iterator[tupl
 
 
 _LIKE = 0.1
-_MOST_PUT_AROUND = 3
 
 
 def _likeness(one: Value, two: Value) -> float:

@@ -136,7 +136,7 @@ ROWS: Final = (
         "A buffer differs at the end of the step: how its module updates it.",
         frozenset({Kind.BUFFER}),
         applies=update.buffer_cause,
-        left=("updates",),
+        left=("updates", "by-hand"),
         names="momentum|ema|stat|norm",
     ),
     Reason(
