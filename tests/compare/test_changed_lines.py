@@ -660,3 +660,32 @@ def test_every_statement_that_computes_something_else_is_listed(near, base, afte
     base, after = ("\n        ".join(lines) for lines in (base, after))
     found = near(MODEL.replace("return self.b(torch.relu(self.a(x)))", base), TRAIN, [("model.py", base, after)])
     assert {*found} == {f"model.py:{line}" for line in told}
+
+
+def test_a_buffer_that_the_script_averages_in_place_may_be_written_by_the_script(said):
+    model = MODEL.replace("super().__init__()", "super().__init__()\n        self.register_buffer('seen', torch.zeros(1))")
+    train = TRAIN.replace("    optimizer.step", "    net.seen.data.lerp_(torch.ones(1), 0.25)\n    optimizer.step")
+    document, text = said(model, train.replace("0.25", "0.3"), base=model, base_train=train)
+    assert changes(document)[0] == ("train.py:12", "", True), text
+    assert "the script changes it by hand" in " ".join(text.split()), text
+
+
+def test_of_two_changed_statements_that_which_writes_the_state_that_differs_is_first(said):
+    rule = """
+class Rule(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            mean = self.state[p].setdefault("mean", torch.ones_like(p))
+            update = mean.clone()
+            mean.add_(p.grad, alpha=0.1)
+            p.add_(update, alpha=-0.01)
+"""
+    train = TRAIN.replace("torch.optim.SGD", "Rule").replace("\ntorch.manual", f"{rule}\ntorch.manual")
+    after = train.replace("mean.clone()", "mean.clone().abs()").replace("alpha=0.1", "alpha=0.2")
+    document, text = said(train=after, base_train=train)
+    assert [place for place, _, _ in changes(document)] == ["train.py:14", "train.py:13"], text
+    assert "['mean']" in text
