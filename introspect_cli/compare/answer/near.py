@@ -218,7 +218,7 @@ def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths
     apart = _statements_apart(code, at, first=is_first)
     computes = _computing(code, at, side, clues, models, between, apart if is_first else set())
     within = {s.scope.rpartition(".")[2] for s in recorded if s.scope} - OF_EVERY_CLASS  # what a line on record is in
-    computes = dict.fromkeys(code.users_of(within), 1) | computes
+    computes = {s: 1 for name in within for s in code.takers.get(name, ())} | computes
     if at.site.phase is Phase.START and at.is_first_step:  # what models are built by has run, with all that it calls
         built = (code.methods(module.module_class, "__init__") for module in at.modules.values())
         between |= {s for s in code.reached_from(*set().union(*built)) if not s.scope.endswith(".__init__")}

@@ -18,7 +18,6 @@ from introspect_cli.compare.names import ancestors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
-    from collections.abc import Set as AbstractSet
 
 
 Depths: TypeAlias = dict[Statement, int]
@@ -143,8 +142,8 @@ class Code:
         """Fill in what a statement gives, takes and calls.
 
         A name that a function around binds is written `number:function:name`, with the number of its file. A call that
-        is a statement also gives what it is a method of and what it is handed, as it may change them, and one that stores
-        a part what that is a part of.
+        is a statement also gives what it is a method of and what it is handed, as it may change them; what stores a
+        part also gives what that is a part of.
         """
         node, gives, takes, calls = statement.node, statement.gives, statement.takes, statement.calls
         if isinstance(node, ast.ImportFrom):
@@ -195,10 +194,6 @@ class Code:
     def callers_of(self, names: Iterable[str]) -> set[Statement]:
         """Statements that call any of these last names."""
         return {statement for name in names for statement in self.callers.get(name, ())}
-
-    def users_of(self, names: AbstractSet[str]) -> set[Statement]:
-        """Statements that call any of these last names, or take it as a value."""
-        return self.callers_of(names) | {statement for name in names for statement in self.takers.get(name, ())}
 
     def kinds_of(self, class_name: str) -> set[str]:
         """Simple names of a class and of all that it inherits from, as far as these files tell.
