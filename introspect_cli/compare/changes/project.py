@@ -11,6 +11,7 @@ import ast
 import re
 from collections import Counter
 from difflib import SequenceMatcher, get_close_matches
+from functools import cache
 from itertools import zip_longest
 from pathlib import PurePath
 from textwrap import dedent
@@ -121,6 +122,7 @@ class Version:
         binding = [n for n in every if isinstance(n, ast.arg) or isinstance(getattr(n, "ctx", None), ast.Store)]
         self.bound = _names_in(binding)
         self.words = _names_in(every)
+        self.kinds = cache(self._kinds)
         self.read_inside: set[str] = set()
         for node in (node for (_, name), node in self.nodes.items() if name):
             own = [each for each in ast.walk(node) if isinstance(each, (ast.Name, ast.arg))]
@@ -189,6 +191,10 @@ class Version:
         same = [each for each in left if "=" in each and each.partition("=")[0] == text.partition("=")[0]]
         best = get_close_matches(text, same or left, 1, 0 if same else _ALIKE)
         return None if not best else near if near and near.side == there[best[0]].side else there[best[0]]
+
+    def _kinds(self, place: Definition) -> Counter[object]:
+        """How many values of each kind a function, class or file computes, as it was read last."""
+        return Counter(map(head_of, _values_in(self.effects[place]).values()))
 
     def imports_of(self, file: str) -> dict[str, WrittenStatement]:
         """Those of `inside` at the top of a file that import; {} where there are none."""
@@ -283,14 +289,13 @@ def _of_more_values(
     That is than its paired one of the other version, by `places`.
     """
     for part in _values_in([value]).values() if value else ():
-        line = own.statement_of(part)
+        line = own.statement_of(part) if part.kind in _COMPUTED else None
         here = (line.file, line.scope) if line else ("", "")
-        if not line or line.side in listed or here not in places or part.kind not in _COMPUTED:
-            continue
-        text, effects = line.side.text, (own.effects[here], other.effects[places[here]])
-        counts = [Counter(map(head_of, _values_in(each).values()))[head_of(part)] for each in effects]
-        if counts[0] > counts[1] and own.often[here, text] > other.often[places[here], text]:
-            yield line
+        if line and line.side not in listed and here in places:
+            there, text = places[here], line.side.text
+            more = own.often[here, text] > other.often[there, text]
+            if more and own.kinds(here)[head_of(part)] > other.kinds(there)[head_of(part)]:
+                yield line
 
 
 def _paired_once(changes: Iterable[Change], a: Version, b: Version) -> Iterator[Change]:
