@@ -663,7 +663,8 @@ def test_every_statement_that_computes_something_else_is_listed(near, base, afte
 
 
 def test_a_buffer_that_the_script_averages_in_place_may_be_written_by_the_script(said):
-    model = MODEL.replace("super().__init__()", "super().__init__()\n        self.register_buffer('seen', torch.zeros(1))")
+    begun = "super().__init__()"
+    model = MODEL.replace(begun, f"{begun}\n        self.register_buffer('seen', torch.zeros(1))")
     train = TRAIN.replace("    optimizer.step", "    net.seen.data.lerp_(torch.ones(1), 0.25)\n    optimizer.step")
     document, text = said(model, train.replace("0.25", "0.3"), base=model, base_train=train)
     assert changes(document)[0] == ("train.py:12", "", True), text
