@@ -662,6 +662,36 @@ def test_every_statement_that_computes_something_else_is_listed(near, base, afte
     assert {*found} == {f"model.py:{line}" for line in told}
 
 
+def test_a_buffer_that_the_script_averages_in_place_may_be_written_by_the_script(said):
+    begun = "super().__init__()"
+    model = MODEL.replace(begun, f"{begun}\n        self.register_buffer('seen', torch.zeros(1))")
+    train = TRAIN.replace("    optimizer.step", "    net.seen.data.lerp_(torch.ones(1), 0.25)\n    optimizer.step")
+    document, text = said(model, train.replace("0.25", "0.3"), base=model, base_train=train)
+    assert changes(document)[0] == ("train.py:12", "", True), text
+    assert "the script changes it by hand" in " ".join(text.split()), text
+
+
+def test_of_two_changed_statements_that_which_writes_the_state_that_differs_is_first(said):
+    rule = """
+class Rule(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            mean = self.state[p].setdefault("mean", torch.ones_like(p))
+            update = mean.clone()
+            mean.add_(p.grad, alpha=0.1)
+            p.add_(update, alpha=-0.01)
+"""
+    train = TRAIN.replace("torch.optim.SGD", "Rule").replace("\ntorch.manual", f"{rule}\ntorch.manual")
+    after = train.replace("mean.clone()", "mean.clone().abs()").replace("alpha=0.1", "alpha=0.2")
+    document, text = said(train=after, base_train=train)
+    assert [place for place, _, _ in changes(document)] == ["train.py:14", "train.py:13"], text
+    assert "['mean']" in text
+
+
 def test_the_script_is_read_however_much_was_imported_beside_a_changed_file(near):
     train = TRAIN.replace("import Net", "import Net\nfrom parts import of").replace("net(torch", "net(of(torch")
     train = train.replace("4)).pow", "4))).pow")

@@ -218,7 +218,7 @@ def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths
     apart = _statements_apart(code, at, first=is_first)
     computes = _computing(code, at, side, clues, models, between, apart if is_first else set())
     within = {s.scope.rpartition(".")[2] for s in recorded if s.scope} - OF_EVERY_CLASS  # what a line on record is in
-    computes = dict.fromkeys(code.users_of(within), 1) | computes
+    computes = {s: 1 for name in within for s in code.takers.get(name, ())} | computes
     if at.site.phase is Phase.START and at.is_first_step:  # what models are built by has run, with all that it calls
         built = (code.methods(module.module_class, "__init__") for module in at.modules.values())
         between |= {s for s in code.reached_from(*set().union(*built)) if not s.scope.endswith(".__init__")}
@@ -359,7 +359,8 @@ def _ranked_change(
 ) -> Ranked:
     """A change with the nearest of its statements in either version.
 
-    `hits` counts the words of its text that are among `named`, one that changed three times. A change that
+    `hits` counts the words of its text that are among `named`, one that changed three times, one that gets a value once
+    more. A change that
     `_only_defines`, or names devices where both runs have the tensor on one, is `_FAR` deeper, has no hits and cannot
     matter; one in a class of modules or optimizers of which none is among those that `ran` is BETWEEN at best, without
     hits, and so is one of a `forward` as the first step begins.
@@ -367,13 +368,15 @@ def _ranked_change(
     counts = [Counter(re.findall(r"\w+(?:\.\d+)?", side.text if side else "")) for side in (change.a, change.b)]
     words = set((counts[0] - counts[1]) + (counts[1] - counts[0])) or set(counts[0] + counts[1])
     hits = 2 * len(words & named) + len(set(counts[0] + counts[1]) & named)
-    best, matters = _ELSEWHERE, False
+    best, matters, given = _ELSEWHERE, False, set[str]()
     files = change.file_a or change.file, change.file
     for file, side, (code, reach) in zip(files, (change.a, change.b), sides, strict=True):
         if side is not None:
             inside = code.statements_at(file, side.first, sys.maxsize if change.unit == "file" else side.last)
             best = min([best, *(_nearness(statement, reach) for statement in inside)])
             matters |= any(map(can_matter, inside))
+            given |= {name.rpartition(":")[2] for statement in inside for name in statement.gives}
+    hits += len(given & named)
     held = {side.layout.device for side in (at.first.a, at.first.b) if side is not None} if at is not None else ()
     if _only_defines(change, ran) or (len(held) == 1 and all(map(_DEVICE.search, words))):
         return Ranked(change, ORDER[best[0]], best[1] + _FAR, can_matter=False)

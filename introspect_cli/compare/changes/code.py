@@ -18,7 +18,6 @@ from introspect_cli.compare.names import ancestors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
-    from collections.abc import Set as AbstractSet
 
 
 Depths: TypeAlias = dict[Statement, int]
@@ -47,13 +46,6 @@ OF_EVERY_CLASS = frozenset(("__init__", "forward", "step", "train", "eval", "to"
 def _string_constants(nodes: Iterable[ast.AST | None]) -> Iterator[str]:
     """Values of the nodes that are constant texts."""
     return (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
-
-
-def _innermost_object(node: ast.AST) -> ast.AST:
-    """The object that a chain of accesses and calls begins with: `rows` of `rows[0].append`."""
-    while isinstance(node, (ast.Subscript, ast.Attribute, ast.Call)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node
 
 
 def _nodes_of(statement: ast.stmt) -> Iterator[ast.AST]:
@@ -150,7 +142,8 @@ class Code:
         """Fill in what a statement gives, takes and calls.
 
         A name that a function around binds is written `number:function:name`, with the number of its file. A call that
-        is a statement also gives what it is a method of and what it is handed, as it may change them.
+        is a statement also gives what it is a method of and what it is handed, as it may change them; what stores a
+        part also gives what that is a part of.
         """
         node, gives, takes, calls = statement.node, statement.gives, statement.takes, statement.calls
         if isinstance(node, ast.ImportFrom):
@@ -164,6 +157,7 @@ class Code:
             inside = (of for of, node in statement.functions if name in self._bound(node))
             return next((f"{self._files[statement.file]}:{of}:{name}" for of in inside), name)
 
+        changed: list[ast.expr] = []
         for each in _nodes_of(node):
             side = takes if isinstance(getattr(each, "ctx", None), ast.Load) else gives
             if isinstance(each, ast.Name):
@@ -172,9 +166,7 @@ class Code:
                 side.add(each.attr)
             elif isinstance(each, ast.Subscript):
                 side.update(_string_constants([each.slice]))
-                base = _innermost_object(each)
-                if side is gives and isinstance(base, ast.Name):
-                    gives.add(key(base.id))
+                changed += [each.value] if side is gives else []
             elif isinstance(each, ast.arg):
                 gives.add(key(each.arg))
             elif isinstance(each, ast.keyword) and each.arg:
@@ -187,11 +179,12 @@ class Code:
                     calls.add(f"self.{each.func.attr}")
                 if last_name(each.func) in _NAMING:
                     gives.update(text.lstrip("-").replace("-", "_") for text in _string_constants(each.args))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):  # it may change what it is of, or is handed
-            held = getattr(node.value.func, "value", node)
-            gives.update(n.attr for n in ast.walk(held) if isinstance(n, ast.Attribute) and held is not node)
-            changed = [_innermost_object(node.value.func), *node.value.args]
-            gives.update(key(n.id) for n in changed if isinstance(n, ast.Name))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            changed += [each for each in node.value.args if isinstance(each, ast.Name)]
+            changed += [node.value.func.value] if isinstance(node.value.func, ast.Attribute) else []
+        for part in (part for each in changed for part in ast.walk(each)):
+            gives.update([part.attr] if isinstance(part, ast.Attribute) else [])
+            gives.update([key(part.id)] if isinstance(part, ast.Name) else [])
         takes -= _EVERYWHERE
 
     def statements_at(self, file: str, first: int, last: int) -> set[Statement]:
@@ -201,10 +194,6 @@ class Code:
     def callers_of(self, names: Iterable[str]) -> set[Statement]:
         """Statements that call any of these last names."""
         return {statement for name in names for statement in self.callers.get(name, ())}
-
-    def users_of(self, names: AbstractSet[str]) -> set[Statement]:
-        """Statements that call any of these last names, or take it as a value."""
-        return self.callers_of(names) | {statement for name in names for statement in self.takers.get(name, ())}
 
     def kinds_of(self, class_name: str) -> set[str]:
         """Simple names of a class and of all that it inherits from, as far as these files tell.

@@ -11,6 +11,7 @@ import ast
 import re
 from collections import Counter
 from difflib import SequenceMatcher, get_close_matches
+from functools import cache
 from itertools import zip_longest
 from pathlib import PurePath
 from textwrap import dedent
@@ -39,7 +40,7 @@ from introspect_cli.compare.changes.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.changes.statements import Definition
@@ -121,6 +122,7 @@ class Version:
         binding = [n for n in every if isinstance(n, ast.arg) or isinstance(getattr(n, "ctx", None), ast.Store)]
         self.bound = _names_in(binding)
         self.words = _names_in(every)
+        self.kinds = cache(self._kinds)
         self.read_inside: set[str] = set()
         for node in (node for (_, name), node in self.nodes.items() if name):
             own = [each for each in ast.walk(node) if isinstance(each, (ast.Name, ast.arg))]
@@ -190,6 +192,10 @@ class Version:
         best = get_close_matches(text, same or left, 1, 0 if same else _ALIKE)
         return None if not best else near if near and near.side == there[best[0]].side else there[best[0]]
 
+    def _kinds(self, place: Definition) -> Counter[object]:
+        """How many values of each kind a function, class or file computes, as it was read last."""
+        return Counter(map(head_of, _values_in(self.effects[place]).values()))
+
     def imports_of(self, file: str) -> dict[str, WrittenStatement]:
         """Those of `inside` at the top of a file that import; {} where there are none."""
         return {text: line for text, line in self.inside.get((file, ""), {}).items() if _IMPORT.match(text)}
@@ -236,19 +242,17 @@ def changed(
         if number == _MOST_PASSES - 1 or not _learn_names(a, b, pairs, found):
             break
     changes: dict[object, Change] = {}
-    found = list(_rejoined(a, b, found))
     for difference in found:
         for pair in _statements_of(a, b, difference):
             for one, two in _reordered(a, b, *pair):
                 _add_change(changes, one, two)
     listed = {side for change in changes.values() for side in (change.a, change.b)}
+    in_b = {place: other for other, place in pairs.items()}
     for difference in found:
-        for line in _of_more_values(difference.a, a, b, {other: place for place, other in pairs.items()}):
-            if line.side not in listed:
-                _add_change(changes, line, a.replaced_by(line, b, None))
-        for line in _of_more_values(difference.b, b, a, pairs):
-            if line.side not in listed:
-                _add_change(changes, b.replaced_by(line, a, None), line)
+        for line in _of_more_values(difference.a, a, b, in_b, listed):
+            _add_change(changes, line, a.replaced_by(line, b, None))
+        for line in _of_more_values(difference.b, b, a, pairs, listed):
+            _add_change(changes, b.replaced_by(line, a, None), line)
     for version, matched in ((a, {*pairs.values()}), (b, {*pairs})):
         left = version.nodes.keys() - matched
         for file, name in sorted(left):
@@ -278,24 +282,19 @@ def _values_in(values: Iterable[Value]) -> dict[int, Value]:
 
 
 def _of_more_values(
-    value: Value | None, own: Version, other: Version, places: Mapping[Definition, Definition]
+    value: Value | None, own: Version, other: Version, places: Mapping[Definition, Definition], listed: set[Side | None]
 ) -> Iterator[WrittenStatement]:
-    """New statements that compute a part of a value, of a kind that their function computes more often.
+    """New statements, not `listed`, that compute a part of a value, of a kind that their function computes more often.
 
     That is than its paired one of the other version, by `places`.
     """
-    for part in _values_in([value] if value else []).values():
-        line = own.statement_of(part)
-        here, text = (line.file, line.scope) if line else ("", ""), line.side.text if line else ""
-        if (
-            line
-            and here in places
-            and part.kind in _COMPUTED
-            and own.often[here, text] > other.often[places[here], text]
-        ):
-            effects = own.effects[here], other.effects[places[here]]
-            counts = [Counter(map(head_of, _values_in(each).values()))[head_of(part)] for each in effects]
-            if counts[0] > counts[1]:
+    for part in _values_in([value]).values() if value else ():
+        line = own.statement_of(part) if part.kind in _COMPUTED else None
+        here = (line.file, line.scope) if line else ("", "")
+        if line and line.side not in listed and here in places:
+            there, text = places[here], line.side.text
+            more = own.often[here, text] > other.often[there, text]
+            if more and own.kinds(here)[head_of(part)] > other.kinds(there)[head_of(part)]:
                 yield line
 
 
@@ -537,24 +536,6 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
         alone = [place for place in version.nodes.keys() - matched if not place[1]]
         for effect in (each for place in alone for each in effects_of(version, place) if each.key not in common):
             yield Difference(effect, None) if version is a else Difference(None, effect)
-
-
-def _rejoined(a: Version, b: Version, found: Sequence[Difference]) -> Iterator[Difference]:
-    """The differences; parts, of a value that one version alone has, and the other alone in a statement of that text.
-
-    So are the lines of a block told that went to another function and were changed.
-    """
-    gone = [(line.side.text, each) for each in found if each.b is None and (line := a.statement_of(each.a))]
-    joined = dict[int, list[Difference]]()
-    for each in found:
-        line = b.statement_of(each.b) if each.a is None else None
-        alike = ((text, other) for text, other in gone if line and text == line.side.text and id(other) not in joined)
-        for _, other in alike:
-            if other.a and each.b and other.a.kind == each.b.kind and (inner := differences([other.a], [each.b])):
-                joined |= {id(other): [], id(each): inner}
-                break
-    for each in found:
-        yield from joined.get(id(each), [each])
 
 
 def _is_of_the_run(value: Value) -> bool:
