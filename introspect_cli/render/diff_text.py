@@ -94,7 +94,7 @@ def diff_blocks(
         if listed:
             blocks += [line(), divergence_table(listed, ranks=several, moments=moments)]
         if verbose:
-            blocks += detail_blocks(result)
+            blocks += detail_blocks(result.divergences)
         rest = rest_of(len(result.divergences), len(listed), "--all lists them")
         blocks += rest if moments else _rest(result, len(by_rank) + len(listed), more)
     style = "" if result.verdict is Verdict.SAME else "unsure"
@@ -311,13 +311,13 @@ def _statistic(a: Summary, b: Summary) -> tuple[str, str] | None:
     return f"{best} {text_a}", text_b
 
 
-def detail_blocks(result: DiffResult) -> list[Block]:
-    """For each listed divergence, lines on what differs: elements if compared, layout and statistics, else checksums.
+def detail_blocks(divergences: Sequence[Divergence]) -> list[Block]:
+    """For each divergence, lines on what differs: elements if compared, layout and statistics, else checksums.
 
     For a record of one run alone, that record.
     """
     blocks: list[Block] = []
-    for divergence in result.divergences:
+    for divergence in divergences:
         a, b = divergence.a, divergence.b
         title = f"{divergence.step_words}: {site_text(divergence.site)} of {module_of(divergence)}"
         blocks += [line(), line(title, "origin" if divergence.role is Role.ORIGIN else "heading")]
@@ -507,10 +507,9 @@ def page_blocks(result: DiffResult) -> list[Block]:
         shown = code._replace(ranked=code.likely[:_LIKELY])
         blocks += changes_blocks(shown) if shown.ranked or code.unchanged else []
         rest = code.ranked[len(shown.ranked) : _MOST]
-        more = f"{count(len(code.ranked) - len(shown.ranked), 'more changed statement')} in {count(code.files, 'file')}"
-        likely = len(code.likely) - len(shown.ranked) or "none"
+        more = count(len(code.ranked) - len(shown.ranked), "more changed statement")
         folded = changes_blocks(code._replace(ranked=rest, unchanged=(), unread=()))
-        blocks += [Fold(f"{more}, {likely} of them likely", tuple(folded))] if rest else []
+        blocks += [Fold(more, tuple(folded))] if rest else []
     if resumed is not None and result.first is not None:
         blocks.append(line(head_of(resumed)))
     return [*blocks, *findings_blocks(result, everything=True)]

@@ -37,9 +37,8 @@ def overview_blocks(run: Overview) -> list[Block]:
 
 def notes_of(run: Overview) -> list[Block]:
     """Notes on what a run lacks: steps, ranks, records."""
-    unobserved = run.manifest.get("not_observed")
     notes = [*run.endings, *(f"not held: {clause}" for clause in run.thinned)]
-    notes += map(str, unobserved) if isinstance(unobserved, (list, tuple)) else ()
+    notes += map(str, run.manifest.get("not_observed", ()))
     if run.not_observed:
         notes.append(f"{count(run.not_observed, 'record')} of the first step could not be observed")
     return [line(f"Note: {clean(text)}", "unsure") for text in notes]
@@ -63,7 +62,7 @@ def facts_of(run: Overview) -> list[tuple[str, str]]:
         ("ended", "" if source else _ending(run)),
         ("named", ", ".join(named + ([" to ".join(ends)] if ends else []))),
         ("steps", _steps(run)),
-        ("records", f"{run.records:,} at {count(run.sites, 'site')}, {human_size(run.size)} {_where(run)}"),
+        ("records", f"{run.records:,} at {count(run.sites, 'site')}, {human_size(run.size)}"),
         ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
         ("seen", f"calls of {count(run.called, 'module')}{_unseen(manifest)}" if run.called else ""),
         ("perturbed", "" if seed is None else f"the initial parameters were moved by one rounding (--perturb {seed})"),
@@ -87,14 +86,9 @@ def _facts_of_checkpoint(run: Overview) -> list[tuple[str, str]]:
         ("checkpoint", run.path),
         ("holds", ", ".join(f"{kind.several}: {amount:,}" for kind, amount in parts)),
         ("elements", f"{run.parameters:,} in all parameters" if run.parameters else ""),
-        ("size", f"{human_size(run.size)} {_where(run)}"),
+        ("size", human_size(run.size)),
         ("its tensors", "introspect show step 0 CHECKPOINT lists them, show settings its plain values"),
     ]
-
-
-def _where(run: Overview) -> str:
-    """`in storage` for a URL that is no pack, else `on disk`."""
-    return "in storage" if "://" in run.path and not run.path.endswith(".zip") else "on disk"
 
 
 def _time(manifest: dict[str, Any], name: str) -> str:
@@ -115,22 +109,13 @@ def _ending(run: Overview) -> str:
         return f"by signal {manifest['signal']} {ended}".strip()
     if run.state == "interrupted":
         return f"interrupted {ended}".strip()
-    status, raised = manifest.get("exit_code"), manifest.get("exception")
-    code = "an exit code that was not seen" if status is None else f"exit code {status}"
-    code = f"signal {-status}" if isinstance(status, int) and status < 0 else code
-    return (f"{ended} by {raised} ({code})" if raised else f"{ended} with {code}").strip()
+    raised = f" by {manifest['exception']}" if manifest.get("exception") else ""
+    return f"{ended}{raised} with exit code {manifest.get('exit_code', 'unknown')}".strip()
 
 
 def _steps(run: Overview) -> str:
-    """How many steps a run has, from which to which, and what came after the last one."""
-    if not run.steps:
-        return "none"
-    if run.steps == 1:
-        return f"1 (step {run.first_step})"
-    whole = run.manifest.get("how") == "returned" or run.manifest.get("exit_code") == 0
-    after = f"; the last {'has what came after training' if whole else 'did not end'}"
-    after = after if run.manifest.get("remainder") else ""
-    return f"{run.steps} ({run.first_step} to {run.last_step}{after})"
+    """How many steps a run has, and from which to which."""
+    return f"{run.steps} ({run.first_step} to {run.last_step})" if run.steps else "none"
 
 
 def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
