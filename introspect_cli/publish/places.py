@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from introspect_cli.errors import StoreError, UsageError, did_you_mean
+from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.exchange.tensorboard import EventFile, scalar
 from introspect_cli.publish.send import Sender
 from introspect_cli.store.pack import ENDING
@@ -290,17 +290,13 @@ def open_place(text: str, run: str, name: str, rank: int | None = None, *, sourc
         sources: whether the text of source files may go to a URL.
 
     Raises:
-        UsageError: its package is not installed, or a word without `/` that is no directory has a `:` or is nearly a
-            logger's name.
+        UsageError: its package is not installed, or a word without `/` has a `:` behind what is no logger.
         StoreError: the URL cannot be reached.
         Exception: whatever the package of a logger raises.
     """
     word, colon, rest = text.partition(":")
-    if word not in LOGGERS and not is_remote(text) and not Path(text).is_dir() and "/" not in text:
-        near = did_you_mean(word, LOGGERS, cutoff=0.8)
-        if colon or near:
-            names = near or f"; choose from {', '.join(LOGGERS)}"
-            raise UsageError(f"unknown logger {word!r}{names} (write ./{text} for a directory)")
+    if word not in LOGGERS and colon and "/" not in text:
+        raise UsageError(f"unknown logger {word!r}: choose from {', '.join(LOGGERS)} (write ./{text} for a directory)")
     try:
         if word in LOGGERS:
             return LOGGERS[word](rest, name)

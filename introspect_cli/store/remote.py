@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_NO_CREDENTIALS = frozenset(
-    {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "ClientAuthenticationError"}
-)
 _LONGEST = 200
 
 
@@ -165,24 +162,14 @@ def failure(doing: str, url: str, error: BaseException) -> StoreError:
         url: of the object.
         error: the exception.
     """
-    text = " ".join((str(error) or type(error).__name__).split())[:_LONGEST]
-    refused = ""
-    if isinstance(error, ImportError):
-        refused = f'a package is missing ({text}): `pip install "introspect-cli[remote]"` has what s3:// needs'
-    elif type(error).__name__ in _NO_CREDENTIALS or "credentials" in text.lower():
-        refused = (
-            "there are no credentials: set those that its client looks for (of s3:// AWS_PROFILE, or AWS_ACCESS_KEY_ID "
-            "and AWS_SECRET_ACCESS_KEY)"
-        )
-    elif isinstance(error, PermissionError):
-        refused = f"access is denied ({text}): check the credentials and what they allow"
-    elif isinstance(error, FileNotFoundError):
-        if isinstance(error.__cause__, OSError):  # that is how fsspec says that nobody listens there
-            return StoreError(f"cannot reach {url}: {error.__cause__}")
-        if "bucket does not exist" not in text.lower():
-            return NothingThereError(f"there is nothing at {url}: check the URL")
-        refused = "there is no such bucket: check its name"
-    return RefusedError(f"cannot {doing} {url}: {refused}") if refused else StoreError(f"cannot {doing} {url}: {text}")
+    if isinstance(error.__cause__, OSError):  # fsspec calls it a file that is not there where nobody listens
+        return StoreError(f"cannot reach {url}: {error.__cause__}")
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+    if isinstance(error, FileNotFoundError) and "bucket" not in text:
+        return NothingThereError(f"there is nothing at {url}: check the URL")
+    refused = isinstance(error, (ImportError, PermissionError, FileNotFoundError)) or "credentials" in text.lower()
+    kind, remedy = (RefusedError, "; check packages, credentials and bucket") if refused else (StoreError, "")
+    return kind(f"cannot {doing} {url}: {text}{remedy}")
 
 
 CATALOGUE: Final = "catalogue"
@@ -445,7 +432,6 @@ class RemoteFile(Source):
 
 
 _FOLDER = re.compile(r"(rank|attempt)(0|[1-9]\d{0,5})")
-_PAUSE = 0.1
 
 
 class RemoteFolder(Directory):
@@ -567,32 +553,17 @@ def _launch(storage: Storage, place: str, entries: Mapping[str, int] | None = No
     return RemoteFolder(storage, place, Catalogue(over=True, inline=inline), others=folders)
 
 
-def catalogues(storage: Storage, places: list[str], *, attempts: int = 3) -> list[Catalogue | None]:
+def catalogues(storage: Storage, places: list[str]) -> list[Catalogue | None]:
     """Read the catalogues of some places concurrently; None for a place without one.
 
-    One that fails its check may be about to be replaced, where storage does not replace an object at once: after a
-    pause all are read again.
-
-    Args:
-        storage: of the run.
-        places: paths of the directories.
-        attempts: how often to read, at most.
-
     Raises:
-        StoreError: one cannot be read, or fails its check each time.
+        StoreError: one cannot be read, or fails its check.
     """
     names = [below(place, CATALOGUE) for place in places]
     read: list[Catalogue | None] = []
-    try:
-        for name, data in zip(names, storage.read([(name, 0, LIMIT) for name in names]), strict=True):
-            if isinstance(data, StoreError) and not isinstance(data, NothingThereError):
-                raise data
-            read.append(decode_catalogue(data, f"{storage.url}/{name}") if isinstance(data, bytes) else None)
-    except DamageError:
-        if attempts < 2:
-            raise
-        time.sleep(_PAUSE)
-        return catalogues(storage, places, attempts=attempts - 1)
+    for name, data in zip(names, storage.read([(name, 0, LIMIT) for name in names]), strict=True):
+        absent = isinstance(data, NothingThereError)
+        read.append(None if absent else decode_catalogue(_unless_failed(data), f"{storage.url}/{name}"))
     return read
 
 
