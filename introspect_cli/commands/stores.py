@@ -102,8 +102,6 @@ def import_(source: Path, output: Path, asked: ImportOptions) -> int:
     if len(there) != 1:
         none = "no arrays (.npy, .npz, .safetensors) or YAML reports (step=N/rankN.yaml)"
         raise UsageError(f"{source} has {' and '.join(there) or none} below it: name a directory that has one kind")
-    if not files and (asked.kind or asked.save_tensors):
-        raise UsageError(f"{'--kind' if asked.kind else '--save-tensors'} is for arrays, of which {source} has none")
     more: dict[str, Any]
     if files:
         kind = Kind(asked.kind) if asked.kind else None
@@ -222,8 +220,6 @@ def _lines(report: VerifyReport) -> list[str]:
     counts = [count(report.counts[thing], thing.removesuffix("s")) for thing in kept]
     text = f"{counts[0]} with {', '.join(counts[1:])}"
     out = [f"damaged: {finding}" for finding in report.findings]
-    if report.omitted:
-        out.append(f"damaged: {count(report.omitted, 'more finding')} not listed")
     end = f"last complete step {report.last_step}" if report.last_step is not None else "no complete step"
     ended = {RunState.COMPLETE: "closed properly", RunState.RUNNING: "still being written"}
     how = ended.get(report.state, "not closed by its writer")

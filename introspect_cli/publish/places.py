@@ -18,7 +18,6 @@ from introspect_cli.exchange.tensorboard import EventFile, scalar
 from introspect_cli.publish.send import Sender
 from introspect_cli.store.pack import ENDING
 from introspect_cli.store.remote import RefusedError, is_remote
-from introspect_cli.texts import human_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -146,9 +145,8 @@ class Remote:
                     break
             else:
                 return self._sender.storage.url
-        much = f"{human_size(left)} of" if (left := self._sender.waiting) else "not all of"
         again = f"`introspect publish {self._run} {self._url}` sends the rest"
-        raise StoreError(f"{much} {self._run} {'were not' if left else 'was'} sent: {failed}; {again}")
+        raise StoreError(f"not all of {self._run} was sent: {failed}; {again}")
 
 
 _MLFLOW_NAMES = str.maketrans(dict.fromkeys("[]'\"#(),@", "_"))
@@ -190,19 +188,11 @@ class MLflow:
             run: id of the run to join, perhaps with its tracking URI behind an `@`; "" to begin one in the experiment
                 that `MLFLOW_EXPERIMENT_NAME` names, or `introspect`.
             name: of a run that is begun.
-
-        Raises:
-            UsageError: MLflow cannot write to where it is tracked.
         """
         from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
 
         self._run, _, uri = run.partition("@")
-        try:
-            self._client = MlflowClient(tracking_uri=uri or None)
-        except MlflowException:  # mlflow-skinny has no database, which is where MLflow writes if nothing says otherwise
-            remedy = "set MLFLOW_TRACKING_URI to a server, or install all of mlflow"
-            raise UsageError(f"MLflow's client cannot write to where it is tracked: {remedy}") from None
+        self._client = MlflowClient(tracking_uri=uri or None)
         self._begun = not self._run
         if self._begun:
             experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "introspect"

@@ -9,7 +9,7 @@ from introspect_cli.compare.say import some
 from introspect_cli.inspect.runs import DEEPEST, RunList, RunRow, command_words
 from introspect_cli.labels import Labels, label_words, step_words
 from introspect_cli.records import Kind, Record, Status, Summary, perturbed_by
-from introspect_cli.render.blocks import Block, Column, Line, Table, line, number, shape, site_text, statistic, table_of
+from introspect_cli.render.blocks import Block, Column, Line, line, number, shape, site_text, statistic, table_of
 from introspect_cli.render.json import plain, to_yaml
 from introspect_cli.texts import clean, count, human_size
 
@@ -119,29 +119,27 @@ def _steps(run: Overview) -> str:
 
 
 def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
-    """The module tree as one table, counts of folded rows below their module.
-
-    A line where no module was recorded.
-    """
+    """The module tree as one table; a line where no module was recorded."""
     roots = [row.info.module_class for row in rows if "." not in row.info.fqn]
-    lines: list[tuple[str, ...]] = []  # a style, and the cells
-    for row in rows:
-        depth, form = row.info.fqn.count("."), shape(row.shape) if row.shape is not None else ""
-        name = clean(row.info.fqn.rpartition(".")[2])
-        if row.info.variable and roots.count(row.info.module_class) > 1:
-            name += f" ({clean(row.info.variable)})"
-        parameters, calls = f"{row.parameters:,}" if row.parameters else "", str(row.calls) if row.calls > 1 else ""
-        named, scale = clean(row.info.module_class), "" if row.scale is None else number(row.scale, 3)
-        style = "" if depth else "heading"
-        lines.append((style, "  " * depth + name, named, parameters, form, row.dtype, scale, calls))
-        if row.folded:
-            lines.append(("dim", f"{'  ' * depth}... {row.folded} more like it", *[""] * 6))
-    heads = (
-        *(Column("module", least=16), Column("class", least=10), Column("parameters", right=True), Column("output")),
-        *(Column("dtype", drop_at=2), Column("std", right=True), Column("calls", right=True, drop_at=1)),
-    )
-    table = Table(heads, tuple(tuple(cells) for _, *cells in lines), tuple(style for style, *_ in lines))
-    return [table if lines else line("No module was recorded.")]
+
+    def name(row: ModuleRow) -> str:
+        """The last part of the name, indented; the variable of one of several roots; how many the row stands for."""
+        own = f"{'  ' * row.info.fqn.count('.')}{clean(row.info.fqn.rpartition('.')[2])}"
+        is_twin = row.info.variable and roots.count(row.info.module_class) > 1
+        twin = f" ({clean(row.info.variable)})" if is_twin else ""
+        return f"{own}{twin}{f' and {row.folded} more like it' if row.folded else ''}"
+
+    columns: list[tuple[Column, Callable[[ModuleRow], str]]] = [
+        (Column("module", least=16), name),
+        (Column("class", least=10), lambda row: clean(row.info.module_class)),
+        (Column("parameters", right=True), lambda row: f"{row.parameters:,}" if row.parameters else ""),
+        (Column("output"), lambda row: "" if row.shape is None else shape(row.shape)),
+        (Column("dtype", drop_at=2), lambda row: row.dtype),
+        (Column("std", right=True), lambda row: "" if row.scale is None else number(row.scale, 3)),
+        (Column("calls", right=True, drop_at=1), lambda row: str(row.calls) if row.calls > 1 else ""),
+    ]
+    table = table_of(rows, columns, lambda row: "" if "." in row.info.fqn else "heading")
+    return [table if rows else line("No module was recorded.")]
 
 
 def records_blocks(records: Sequence[Record], step: int, labels: Labels) -> list[Block]:

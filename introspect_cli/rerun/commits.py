@@ -23,7 +23,7 @@ from introspect_cli.compare.answer.compared import exception_of
 from introspect_cli.compare.say import some
 from introspect_cli.compare.settings.settings import ENV_NOISE
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.git import WORK_TREE, Repository, Revision
+from introspect_cli.rerun.git import Repository, Revision
 from introspect_cli.rerun.place import (
     COMMITS,
     TREE,
@@ -252,17 +252,11 @@ def capture_pair(
     if (user := Repository.around(Path.cwd())) is None:
         first = next(word for _, word, run in sides if run is None)
         raise UsageError(f"{first} is no run, and {Path.cwd()} is in no git repository that has it as a revision")
-    for _, word, run in sides:
-        if run is not None and word != WORK_TREE and user.find(word):
-            tell(f"{word} is a run ({run}) and a revision: the run is taken (refs/heads/{word} is the branch)")
     base = Path.cwd() / RUNS / COMMITS
     exit_on_signals()
     with hold_lock(base):
         captures = Captures(user, base, command, tell)
         revisions = {side: Revision.named(user, word) for side, word, run in sides if run is None}
-        states = [revision.state() for revision in revisions.values()]
-        if len(states) > 1 and states[0] == states[1]:
-            tell("a and b are the same code: where their runs differ, the script does not repeat itself")
         paths: list[str] = []
         for side, _, run in sides:
             ends = ends_b(paths[0]) if paths else ()

@@ -60,20 +60,18 @@ def open_store(path: str | Path) -> Directory:
     for file in (path, os.path.join(path, GOLDEN_RUN)):  # noqa: PTH118 - as text
         if is_pack(file):
             return unpack(file)
+    named = "name a directory that `introspect capture -o` made, or a label (`introspect runs` lists them)"
     try:
         folder = Folder.at(str(path))
-        names = folder.names()
+        is_run = MANIFEST in folder.names()
     except FileNotFoundError:
-        named = "a directory that `introspect capture -o` made, or a label (`introspect runs` lists them)"
-        raise NoRunError(f"there is no run at {path}; name {named}") from None
+        raise NoRunError(f"there is no run at {path}; {named}") from None
     except (OSError, ValueError) as error:
-        if outside_cause(error):
-            raise StoreError(f"cannot read {path}: {outside_cause(error)}") from None
-        why = reason(error) if isinstance(error, OSError) else "not a path"
-        raise NoRunError(f"{path} is not a run: {why}; name a directory that `introspect capture -o` made") from None
-    if MANIFEST not in names:
-        what = "it is empty" if not names else f"it has no {MANIFEST}"
-        raise NoRunError(f"{path} is not a run: {what}; name a directory that `introspect capture -o` made")
+        if cause := outside_cause(error):
+            raise StoreError(f"cannot read {path}: {cause}") from None
+        raise NoRunError(f"{path} is not a run; {named}") from None
+    if not is_run:
+        raise NoRunError(f"{path} is not a run: it has no {MANIFEST}; {named}")
     return folder
 
 

@@ -523,11 +523,9 @@ def open_remote(url: str) -> RemoteFolder | None:
         return None
     if MANIFEST in entries:
         return _launch(storage, "", entries)
-    runs = sorted(name for name, size in entries.items() if size < 0)
-    remedy = (
-        f"name one of the runs in it, such as {url}/{runs[0]}" if runs else "`introspect publish RUN URL` sends one"
+    raise NoRunError(
+        f"{url} is not a run: it has no {MANIFEST}; name a run in it; `introspect publish RUN URL` sends one"
     )
-    raise NoRunError(f"{url} is not a run: it has no {MANIFEST}; {remedy}")
 
 
 def _launch(storage: Storage, place: str, entries: Mapping[str, int] | None = None) -> RemoteFolder:

@@ -15,8 +15,6 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from synthetic import row, write_run
-from verbs import verb
 
 import introspect_cli
 from introspect_cli.capture.background import BackgroundProcess, Publishers
@@ -158,15 +156,8 @@ def test_what_is_selected_is_published_of_a_run_that_is_over(published, introspe
     }
     done = introspect("publish", "run", "again", "--stats", "l3", cwd=place)
     assert (done.returncode, "unknown statistic 'l3'" in done.stderr) == (2, True)
-    done = introspect("publish", "run", "mlfow", cwd=place)
-    assert (done.returncode, "unknown logger 'mlfow'; did you mean mlflow?" in done.stderr) == (2, True)
-
-
-def test_a_client_of_mlflow_that_has_no_database_is_a_sentence(tmp_path, monkeypatch):
-    pytest.importorskip("mlflow", reason="MLflow's client is not installed")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://tracked")
-    write_run(tmp_path / "run", [[row("loss", "loss", "loss", 1.0)]])
-    assert "set MLFLOW_TRACKING_URI to a server" in verb("publish", tmp_path / "run", "mlflow").stderr
+    done = introspect("publish", "run", "mlfow:7", cwd=place)
+    assert (done.returncode, "unknown logger 'mlfow': choose from tensorboard, mlflow" in done.stderr) == (2, True)
 
 
 def test_a_place_that_fails_costs_its_own_numbers_and_nothing_else(tmp_path, introspect):
