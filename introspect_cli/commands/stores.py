@@ -175,8 +175,6 @@ def pack(run: str, asked: PackOptions) -> int:
     from introspect_cli.store.run import RunState, open_run
     from introspect_cli.texts import count, human_size
 
-    if not is_remote(run) and not Path(run).is_dir():
-        raise UsageError(f"{run} is not a directory of a run: name one that `introspect capture -o` made.")
     with open_run(run) as opened:
         if opened.state is RunState.RUNNING:
             raise UsageError(f"{run} is still being written: wait for its end, then pack it.")

@@ -203,9 +203,8 @@ def _read_safetensors(path: Path) -> dict[Any, Any]:
         if name == "__metadata__":
             continue
         kind, shape, (begin, end) = _SAFETENSORS_TYPES.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
-        if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
-            raise ValueError(f"the sizes of {name} are not numbers")
-        if begin > end or end > size - data:
+        numbers_ok = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+        if not numbers_ok or begin > end or end > size - data:
             raise ValueError(f"{name} lies beyond the end of the file")
         if kind is None:
             unread = f"elements of type {str(entry['dtype'])[:40]} are not read"

@@ -285,10 +285,7 @@ def stored_values(
     if not recorded:
         raise _no_record(run, fqn, reader.sites)
     place = f"at step {step}" if step is not None else "at any step"
-    raise UsageError(
-        f"{run.path} holds no values of {fqn} {place}, only checksums and statistics: "
-        f"capture with --save-tensors '{fqn}'."
-    )
+    raise UsageError(f"{run.path} holds no values of {fqn} {place}: capture with --save-tensors '{fqn}'.")
 
 
 def _no_record(run: Any, fqn: str, sites: Any) -> UsageError:

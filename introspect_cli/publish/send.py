@@ -203,7 +203,7 @@ class PartSender:
         """
         with suppress(NothingThereError, DamageError):
             [before] = catalogues(self._storage, [self._place])
-            there = self._storage.entries(self._place, deep=True) or {}
+            there = self._storage.entries(self._place, deep=True)
             if before is None:
                 return
             if before.run_id != self._run_id:

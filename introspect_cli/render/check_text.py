@@ -49,7 +49,6 @@ def summary(result: CheckResult) -> str:
         if (number := sum(finding.level is level for finding in result.findings))
     ]
     what = ", ".join(counts) if counts else "nothing found"
-    what += f" on {clean(result.only)}" if result.only else ""
     over = "the tensors" if result.checkpoint else count(result.steps, "step")
     return f"{what} ({count(len(result.checked), 'rule')} over {over} of {clean(result.run)})"
 
@@ -108,10 +107,9 @@ def watch_blocks(look: Look, against: tuple[str, DiffResult | None] | None = Non
 
 
 def watch_line(look: Look) -> str:
-    """How far a run is, in a line: `running, step 12, 3.1 steps/s on average`."""
-    rate = f", {number(look.rate, 3)} steps/s on average" if look.rate is not None else ""
+    """How far a run is, in a line: `running, step 12`."""
     where = "no step yet" if look.last is None else step_words(look.last, look.labels)
-    return f"{look.state.value}, {where}{rate}"
+    return f"{look.state.value}, {where}"
 
 
 def _curve(curve: Curve) -> Line:

@@ -497,19 +497,15 @@ def findings_blocks(result: DiffResult, *, everything: bool, settings: bool = Fa
 
 
 def page_blocks(result: DiffResult) -> list[Block]:
-    """The findings for a page: the first `_LIKELY` likely changes, others up to `_MOST` in a fold, and the rest.
+    """The findings for a page, the first `_MOST` changed statements in a fold.
 
     Changes and what a resumed run lost only where there is a first divergence.
     """
     blocks: list[Block] = []
     code, resumed = result.code, result.resumed
-    if code is not None and result.first is not None and (code.ranked or code.unchanged):
-        shown = code._replace(ranked=code.likely[:_LIKELY])
-        blocks += changes_blocks(shown) if shown.ranked or code.unchanged else []
-        rest = code.ranked[len(shown.ranked) : _MOST]
-        more = count(len(code.ranked) - len(shown.ranked), "more changed statement")
-        folded = changes_blocks(code._replace(ranked=rest, unchanged=(), unread=()))
-        blocks += [Fold(more, tuple(folded))] if rest else []
+    if code is not None and result.first is not None and code.ranked:
+        folded = changes_blocks(code._replace(ranked=code.ranked[:_MOST]))
+        blocks.append(Fold(count(len(code.ranked), "changed statement"), tuple(folded)))
     if resumed is not None and result.first is not None:
         blocks.append(line(head_of(resumed)))
     return [*blocks, *findings_blocks(result, everything=True)]

@@ -187,12 +187,9 @@ def _why(result: DiffResult, first: Divergence) -> str:
 def _count_line(result: DiffResult) -> Block:
     """A line: how many records agree, differ and were not observed."""
     counts = result.counts
-    counted = (
-        f"{count(counts.records, 'record')} of {count(counts.steps_compared, 'step')} compared: {counts.equal:,} "
-        f"agree, {counts.diverged:,} differ at {count(counts.steps_diverged, 'step')}, {counts.not_observed:,} were "
-        "not observed."
-    )
-    return line(counted, "dim")
+    compared = f"{count(counts.records, 'record')} of {count(counts.steps_compared, 'step')} compared"
+    counted = f"{counts.equal:,} agree, {counts.diverged:,} differ, {counts.not_observed:,} were not observed"
+    return line(f"{compared}: {counted}.", "dim")
 
 
 def rests_on(result: DiffResult) -> list[Block]:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from introspect_cli.errors import NoRunError, StoreError
+from introspect_cli.errors import StoreError
 from introspect_cli.store.files import FORMAT, LABEL, LIMIT_DOCUMENT, MANIFEST, NAMES, DamageError, Directory, Source
 
 if TYPE_CHECKING:
@@ -44,10 +44,6 @@ _LONGEST = 200
 
 class NothingThereError(StoreError):
     """Storage has no such object."""
-
-
-class RefusedError(StoreError):
-    """Storage will answer no better if it is asked again."""
 
 
 def is_remote(path: str | Path) -> bool:
@@ -89,8 +85,8 @@ class Storage:
         """The file system's path of the object `name` below the URL."""
         return f"{self.root}/{name}" if name else str(self.root)
 
-    def entries(self, folder: str = "", *, deep: bool = False) -> dict[str, int] | None:
-        """Size by name of a folder's entries, -1 for folders; None where the URL is a single object. Not cached.
+    def entries(self, folder: str = "", *, deep: bool = False) -> dict[str, int]:
+        """Size by name of a folder's entries, -1 for folders. Not cached.
 
         With `deep`, of all objects below it, by their paths.
 
@@ -108,8 +104,6 @@ class Storage:
         own, sizes = path.strip("/"), dict[str, int]()
         for entry in listed.values() if deep else listed:
             sizes[str(entry["name"]).strip("/")] = -1 if entry["type"] == "directory" else entry.get("size") or 0
-        if [*sizes] == [own] and sizes[own] >= 0:
-            return None
         return {name.removeprefix(own).strip("/"): size for name, size in sizes.items() if name != own}
 
     def read(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes | StoreError]:
@@ -155,7 +149,7 @@ def _unless_failed(data: bytes | StoreError) -> bytes:
 def failure(doing: str, url: str, error: BaseException) -> StoreError:
     """The StoreError for a client's exception.
 
-    NothingThereError for a missing object, RefusedError where a retry is useless.
+    NothingThereError for a missing object.
 
     Args:
         doing: what could not be done, after `cannot`: `read`, `send to`.
@@ -166,10 +160,8 @@ def failure(doing: str, url: str, error: BaseException) -> StoreError:
         return StoreError(f"cannot reach {url}: {error.__cause__}")
     text = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
     if isinstance(error, FileNotFoundError) and "bucket" not in text:
-        return NothingThereError(f"there is nothing at {url}: check the URL")
-    refused = isinstance(error, (ImportError, PermissionError, FileNotFoundError)) or "credentials" in text.lower()
-    kind, remedy = (RefusedError, "; check packages, credentials and bucket") if refused else (StoreError, "")
-    return kind(f"cannot {doing} {url}: {text}{remedy}")
+        return NothingThereError(f"there is no run at {url}: check the URL")
+    return StoreError(f"cannot {doing} {url}: {text}")
 
 
 CATALOGUE: Final = "catalogue"
@@ -239,10 +231,8 @@ def decode_catalogue(data: bytes, path: str) -> Catalogue:
     Raises:
         DamageError: it was altered, or no version writes such a thing.
     """
-    if len(data) < _HEADER.size or data[:8] != _MAGIC:
-        raise DamageError(path, "it is no catalogue of a run")
-    _, number, crc, length = _HEADER.unpack_from(data)
-    if zlib.crc32(data[_HEADER.size :]) != crc:
+    magic, number, crc, length = _HEADER.unpack_from(data.ljust(_HEADER.size))
+    if magic != _MAGIC or zlib.crc32(data[_HEADER.size :]) != crc:
         raise DamageError(path, "its bytes are not those that were sent")
     if number > FORMAT:
         raise DamageError(path, f"it has format {number}, which a newer introspect-cli reads")
@@ -508,24 +498,17 @@ class RemoteFolder(Directory):
                 yield from ((f"{name}/{path}", file) for path, file in self.folder(name).files())
 
 
-def open_remote(url: str) -> RemoteFolder | None:
-    """Open the run's directory at a URL; None where the URL is a single object.
+def open_remote(url: str) -> RemoteFolder:
+    """Open the run's directory at a URL.
 
     Raises:
         StoreError: there is nothing, or no run, or it cannot be read.
     """
     storage = Storage(url)
-    try:
-        entries = storage.entries()
-    except NothingThereError:
-        raise NoRunError(f"there is no run at {url}: check the URL") from None
-    if entries is None:
-        return None
+    entries = storage.entries()
     if MANIFEST in entries:
         return _launch(storage, "", entries)
-    raise NoRunError(
-        f"{url} is not a run: it has no {MANIFEST}; name a run in it; `introspect publish RUN URL` sends one"
-    )
+    raise StoreError(f"{url} is not a run: it has no {MANIFEST}; name a run in it, or `introspect publish RUN URL`")
 
 
 def _launch(storage: Storage, place: str, entries: Mapping[str, int] | None = None) -> RemoteFolder:
@@ -541,7 +524,7 @@ def _launch(storage: Storage, place: str, entries: Mapping[str, int] | None = No
     Raises:
         StoreError: the manifest cannot be read.
     """
-    entries = (storage.entries(place) or {}) if entries is None else entries
+    entries = storage.entries(place) if entries is None else entries
     if MANIFEST not in entries:
         return RemoteFolder(storage, place, Catalogue(over=True))
     names = [name for name in (MANIFEST, LABEL) if name in entries]

@@ -57,7 +57,7 @@ NO_RUNS = {
     "no": (lambda place: None, "there is no run at .*introspect capture -o"),
     "file": (lambda place: place.write_text("x"), "is not a run: not a directory"),
     "empty": (lambda place: place.mkdir(), "is not a run: it has no manifest.json"),
-    "nul\0": (lambda place: None, "not a path"),
+    "nul\0": (lambda place: None, "embedded null"),
     "x" * 300: (lambda place: None, "file name too long"),
 }
 

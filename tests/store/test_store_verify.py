@@ -45,7 +45,7 @@ def test_findings_do_not_stop_at_the_first(tmp_path):
     report = verify_run(tmp_path / "run")
     text = "\n".join(report.findings)
     for part in (
-        "its data is not",
+        "it is not what this tensor",
         "rank1/log.bin: ",
         "'extra\\n' is not",
         "'x.json' is not",
