@@ -62,9 +62,7 @@ _KINDS = tuple(kind.value for kind in USUAL_PHASES)
 class ImportOptions:
     """How arrays and reports are named in the run."""
 
-    root: str | None = option(
-        None, "Class of the model, put before names [default: Model for reports].", metavar="NAME"
-    )
+    root: str | None = option(None, "Class of the model, before names [default: Model for reports].", metavar="NAME")
     kind: str | None = option(None, "Kind of the arrays whose names do not say one.", choices=_KINDS)
     save_tensors: tuple[str, ...] = option((), "Keep the whole arrays of these modules and tensors.", metavar="GLOB")
     force: bool = option(False, "Replace a run that is there.")

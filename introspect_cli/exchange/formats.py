@@ -41,7 +41,7 @@ FORMATS: dict[str, Format] = {
     "yaml": Format("a report for each step and rank", "introspect_cli.exchange.yaml_reports:write_yaml"),
     "json-tree": Format("a tree of module calls for each step", "introspect_cli.exchange.trees:write_tree"),
     "tensorboard": Format(
-        "scalars, and histograms of what was stored whole", "introspect_cli.exchange.tensorboard:write_tensorboard"
+        "scalars, and histograms of tensors", "introspect_cli.exchange.tensorboard:write_tensorboard"
     ),
 }
 """Every format by name, in the order in which help lists them."""

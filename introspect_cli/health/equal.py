@@ -23,7 +23,6 @@ from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.health.progress import Progress
 from introspect_cli.records import SCALER, Kind, Part, Phase, Status
 from introspect_cli.store.whole import misfit
-from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -311,9 +310,7 @@ def copies_differ(ranks: Ranks) -> Iterator[Hit]:
         yield Hit(found.step, f"param {fqn}", evidence, found.rank)
     for fqn, found in ranks.of(Equal).stale.items():
         if fqn not in params.parted and fqn not in ranks.of(Parts).wrong:
-            evidence = (
-                f"{fqn} differs on {found.whose}{found.size} from the first step on, though its gradient is equal"
-            )
+            evidence = f"{fqn} differs on {found.whose}{found.size} from the first step on, its gradient does not"
             yield Hit(found.step, f"param {fqn}", evidence, found.rank)
 
 
@@ -405,9 +402,7 @@ def rank_outputs(ranks: Ranks) -> Iterator[Hit]:
         times, chances = (counted[fqn] for counted in outputs.times)
         if times < chances or found.words or not found.distance > _BY_DESIGN:
             why = found.words or "nothing it was given explains why"
-            evidence = (
-                f"the output of {fqn} differs on {found.whose}{found.size}, {times} of {count(chances, 'call')}: {why}"
-            )
+            evidence = f"the output of {fqn} differs on {found.whose}{found.size}, {times} of {chances} times: {why}"
             yield Hit(found.step, f"output {fqn}", evidence, found.rank)
 
 

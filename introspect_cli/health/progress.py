@@ -52,9 +52,7 @@ class Progress(Gathered):
         moved = self._moved_ranks(now)
         if "unmoved" not in self.hits and len(set(moved.values())) > 1:
             changed, unchanged = ([rank for rank in sorted(moved) if moved[rank] is flag] for flag in (True, False))
-            evidence = (
-                f"step {now.step} changed no parameter of {rank_list(unchanged)}, and some of {rank_list(changed)}"
-            )
+            evidence = f"step {now.step} changed no parameter of {rank_list(unchanged)}, some of {rank_list(changed)}"
             self.hits["unmoved"] = Hit(now.step, f"rank {unchanged[0]}", evidence, unchanged[0])
 
     def _note_missing(self, now: AlignedStep) -> None:

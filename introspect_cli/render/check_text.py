@@ -10,7 +10,7 @@ from introspect_cli.compare.say import some
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level, Rule
 from introspect_cli.labels import step_words
 from introspect_cli.render.blocks import Block, Line, line, number, rest_of
-from introspect_cli.render.diff_text import VERDICT_STYLE, map_blocks
+from introspect_cli.render.diff_text import VERDICT_STYLE
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
@@ -79,11 +79,10 @@ def rules_blocks(rules: Sequence[Rule]) -> list[Block]:
 
 _CURVES = 4
 _FINDINGS = 5
-_MODULES = 8
 
 
 def watch_blocks(look: Look, against: tuple[str, DiffResult | None] | None = None) -> list[Block]:
-    """The screen of a run in progress: curves, distance to another run, the first findings, its map if they diverge.
+    """The screen of a run in progress: curves, distance to another run, the first findings.
 
     Args:
         look: the run at this moment.
@@ -98,12 +97,7 @@ def watch_blocks(look: Look, against: tuple[str, DiffResult | None] | None = Non
         blocks += _finding(finding, f" from step {finding.step}")[:2]
     blocks += rest_of(len(look.check.findings), _FINDINGS, "`introspect check` lists them")
     checked = summary(look.check) if look.check.checked else "no rule has the data it needs yet"
-    blocks.append(line(f"check: {checked}", "dim"))
-    # The last, since a terminal may have no rows left for it.
-    result = against[1] if against is not None else None
-    if result is not None and result.verdict is Verdict.DIVERGED:
-        blocks += map_blocks(result, _MODULES)
-    return blocks
+    return [*blocks, line(f"check: {checked}", "dim")]
 
 
 def watch_line(look: Look) -> str:

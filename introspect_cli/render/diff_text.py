@@ -426,8 +426,8 @@ def change_lines(one: Ranked) -> Iterator[Line]:
 _MOST_ROWS = 40
 
 
-def map_blocks(result: DiffResult, most: int = _MOST_ROWS) -> list[Block]:
-    """The divergence map as a table: the first `most` modules that differ, by step; [] where the result has no map.
+def map_blocks(result: DiffResult) -> list[Block]:
+    """The divergence map as a table: the first `_MOST_ROWS` modules that differ, by step; [] without a map.
 
     Of each module the first step in which its forward or backward pass differs, and the largest distance in the forward
     pass of any step. Then how many more differ, and how many are equal.
@@ -444,17 +444,15 @@ def map_blocks(result: DiffResult, most: int = _MOST_ROWS) -> list[Block]:
     columns: list[tuple[Column, Callable[[tuple[int, str, float]], str]]] = [
         (Column("module", least=18), lambda row: row[1]),
         (Column("from step", right=True), lambda row: str(row[0])),
-        (Column("up to rel. L2", right=True), lambda row: _farthest(row[2])),
+        (
+            Column("up to rel. L2", right=True),
+            lambda row: "one run only" if math.isinf(row[2]) else distance(row[2] or None),
+        ),
     ]
     span = f" (steps {found.steps[0]} to {found.steps[-1]})" if found.steps else ""
-    table = table_of(modules[:most], columns, caption=f"Divergence map{span}")
+    table = table_of(modules[:_MOST_ROWS], columns, caption=f"Divergence map{span}")
     equal = rest_of(len(found.modules), len(modules), what="more that are equal in all of them")
-    return [line(), table, *rest_of(len(modules), most), *equal]
-
-
-def _farthest(value: float) -> str:
-    """The largest distance of a module, for a cell: `one run only` for infinity, `backward pass` for 0."""
-    return "one run only" if math.isinf(value) else distance(value) if value > 0 else "backward pass"
+    return [line(), table, *rest_of(len(modules), _MOST_ROWS), *equal]
 
 
 _SHOWN_SETTINGS = 3

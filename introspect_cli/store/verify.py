@@ -136,9 +136,7 @@ class _Check:
         manifest = merge_manifests(manifest, manifests)
         state = run_state(manifest, manifests if launched else {}, ranks)
         if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
-            self.findings.append(
-                f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off"
-            )
+            self.findings.append(f"{self._folder.path}: the manifest says that it is complete, but its end is cut off")
         for place in filter(None, (self._try(self._folder.rank, number) for number in numbers)):
             self._check_files(place, TENSORS, _TENSOR_NAME, tensorfile.of_file)
             self._check_files(place, SOURCES, SOURCE_NAME, decode)

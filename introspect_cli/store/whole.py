@@ -307,9 +307,8 @@ def misfit(held: Sequence[tuple[int, Part | None]], shape: Sequence[int]) -> str
     if sum(_volume(part.ranges) for part in holders) & MASK == _volume(whole) & MASK:
         return ""
     pairs = (pair for pair in combinations(holders, 2) if _meet(*(part.ranges for part in pair)))
-    return (
-        f"parts of it overlap: those of {rank_list(sorted({rank for part in chain(*pairs) for rank in holders[part]}))}"
-    )
+    overlapping = sorted({rank for part in chain(*pairs) for rank in holders[part]})
+    return f"parts of it overlap: those of {rank_list(overlapping)}"
 
 
 def _volume(box: Sequence[Sequence[tuple[int, int]]]) -> int:

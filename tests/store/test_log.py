@@ -81,7 +81,7 @@ def test_a_manifest_of_something_else_or_of_a_newer_version(tmp_path):
     start = bytearray(begin_log(0, data[16:32]))
     start[8] = 3
     log.write_bytes(forged({"rank0/log.bin": bytes(start) + data[START.size :]})["rank0/log.bin"])
-    refused(path, "format 3; this is")
+    refused(path, "format 3: install")
 
 
 @pytest.mark.parametrize("complete", [True, False])
