@@ -109,7 +109,7 @@ def test_a_url_is_fetched_and_that_is_told(tmp_path, capsys, web_server):
         assert f"introspect: fetching {url}/a.zip" in said
         with pytest.raises(StoreError, match="there is no run at"):
             open_run(f"{url}/nothing.zip")
-    with pytest.raises(StoreError, match=r"cannot reach http://.*: Cannot connect"):
+    with pytest.raises(StoreError, match=r"cannot reach http://.*Connect call failed"):
         open_run("http://127.0.0.1:9/a.zip")
     with pytest.raises(StoreError, match="cannot reach"):
         open_run("nonsense://x/y.zip")
