@@ -113,9 +113,7 @@ class Dask(Engine):
 
         futures = self._client.map(work, tasks, pure=False)
         done = (futures.pop(0).result() for _ in tasks)
-        return _results(
-            done, KilledWorker, lambda error: f"the workers of {self._address} were killed again and again: {error}"
-        )
+        return _results(done, KilledWorker, lambda error: f"workers of {self._address} were killed: {error}")
 
     def __enter__(self) -> Self:
         """Connect with the scheduler.

@@ -35,10 +35,6 @@ class StoreError(IntrospectError):
         return StoreError, (str(self),)
 
 
-class NoRunError(StoreError):
-    """A path that is no run; the sentence ends with what to name."""
-
-
 class DocumentTooLargeError(StoreError):
     """A document above the size that readers accept; the store is unchanged."""
 

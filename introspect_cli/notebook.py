@@ -183,10 +183,10 @@ class Comparison(_Shown):
         return f"<{self.verdict}: {self.sentence}>"
 
     def _repr_html_(self) -> str:
-        """The first screen of the report, and the table of the first divergence, what it rests on and settings."""
-        from introspect_cli.render.diff_text import settings_blocks
-        from introspect_cli.render.markup import first_screen, first_table, fragment, html_of, rests_on
+        """The first screen of the report, what differs in the first divergence, what it rests on and settings."""
+        from introspect_cli.render.diff_text import detail_blocks, settings_blocks
+        from introspect_cli.render.markup import first_screen, fragment, html_of, rests_on
 
-        table = first_table(self.result.first) if self.result.first is not None else []
-        blocks = [*table, *rests_on(self.result), *settings_blocks(self.result)]
+        differs = detail_blocks([self.result.first]) if self.result.first is not None else []
+        blocks = [*differs, *rests_on(self.result), *settings_blocks(self.result)]
         return fragment(first_screen(self.result) + html_of(blocks))

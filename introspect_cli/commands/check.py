@@ -17,7 +17,7 @@ class CheckOptions(Written, Working):
     rule: tuple[str, ...] = option((), "Check only these rules; repeatable.", metavar="GLOB")
     ignore: tuple[str, ...] = option((), "Leave these rules out; repeatable.", metavar="GLOB")
     fail_on: str = option(
-        "warning", "Exit with 1 from this level on [default: warning].", choices=("error", "warning", "info")
+        "warning", "Level that exits with 1 [default: warning].", choices=("error", "warning", "info")
     )
     copies: bool = option(False, "Only find the rank whose copies differ, by the last step.")
     list_: bool = option(False, "List the rules: when each finds something.")

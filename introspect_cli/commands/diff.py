@@ -125,8 +125,6 @@ def diff(
     if shown.output and shown.level != "op":
         raise UsageError("-o draws operators: give --level op with it.")
     command = ctx.meta.get("command")
-    if command and a is None:  # `--` stands before runs, as it may where a name begins with a dash
-        a, b, more, command = command[0], next(iter(command[1:]), None), command[2:], None
     if command is None and again != Again():
         raise UsageError("--fresh and --link belong to revisions: name what to run after `--`.")
     if command is not None and more:
@@ -138,11 +136,9 @@ def diff(
             a, b = _capture_revisions(a, b, command, compared, shown, again)
         verdict = _group_runs((a, b, *more), compared, shown) if more else _compare_two(a, b, compared, shown)
     except IntrospectError as error:
-        named = [] if command is not None else _revisions(a, b)
-        told = UsageError(f"{error}. {named[0]} is a git revision: name what to run after `--`.") if named else error
         if shown.bisect:
-            told.exit_code = CANNOT_TEST
-        raise told from None
+            error.exit_code = CANNOT_TEST
+        raise
     code = exit_code(verdict)
     return CANNOT_TEST if shown.bisect and code == UNDECIDED else code
 
@@ -184,14 +180,6 @@ def _capture_revisions(
     ends_b = partial(stop_options, rtol=compared.rtol, noise=compared.noise) if stop else lambda _: ()
     rerun = Command(*split_words(command), again.link)
     return capture_pair((a, b), (one, two), rerun, tell, ends_b, fresh=again.fresh)
-
-
-def _revisions(*words: str | None) -> list[str]:
-    """Those of the words that are no existing path but name a git revision; [] outside a repository."""
-    from introspect_cli.rerun.git import Repository
-
-    repository = Repository.around(Path.cwd())
-    return [word for word in words if repository and word and not Path(word).exists() and repository.find(word)]
 
 
 def _run_of(word: str) -> str | None:

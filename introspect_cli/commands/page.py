@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.result import DiffResult
-    from introspect_cli.render.page_data import OpRow
     from introspect_cli.store.run import Run
 
 
@@ -56,7 +55,6 @@ def page_of(runs: list[Run], noise: Sequence[Run], options: DiffOptions) -> str:
             if table is not None and (scales := depth(table, kind)).names:
                 depths.append((f"{letter} {direction}", scales))
     step = first.step if first is not None else runs[0].last_step
-    ops = _ops(runs, rank, step, step - shifts[1] if shifts and step is not None else step)
     pairs = zip(runs, tables, strict=True)
     shifted = zip(of_rank, [*shifts, 0, 0], strict=False)
     page = Page(
@@ -67,10 +65,8 @@ def page_of(runs: list[Run], noise: Sequence[Run], options: DiffOptions) -> str:
         history=pack(drawn, first.step if first is not None else None, shifts, compared=len(runs) > 1),
         depths=tuple(depths),
         noise=tuple(compare_runs(runs[0], run, replace(options, limit=0)).map for run in noise),
-        ops=ops,
-        ops_step=step or 0,
         closeups=_closeups(runs, result, options) if result is not None else (),
-        graph=_graph(runs, rank, step) if ops and step is not None else None,
+        graph=_graph(runs, rank, step) if step is not None else None,
     )
     return page_html(page)
 
@@ -112,23 +108,3 @@ def graph_at(runs: Sequence[Run], step: int, options: DiffOptions, rank: int | N
     if len(runs) > 1:
         graph = mark_ops(graph, compare_runs(runs[0], runs[1], replace(options, steps=Schedule.only(step), limit=None)))
     return prune(graph)
-
-
-def _ops(runs: list[Run], rank: int, step: int | None, step_b: int | None) -> tuple[OpRow, ...]:
-    """The records of each operator's results of a step in a and in b: in a's order, then those that only b has.
-
-    None on the side that does not have it. () where neither has the step on that rank.
-
-    Args:
-        runs: one run, or a and b.
-        rank: whose.
-        step: number of the step in a; None for no step.
-        step_b: its number in b.
-    """
-    sides: list[dict[Any, Any]] = []
-    for run, number in zip(runs, (step, step_b), strict=False):
-        recorded = number is not None and rank in run.ranks and number in run.rank(rank)
-        records = run.rank(rank).records(number) if recorded and number is not None else ()
-        sides.append({record.site: record for record in records if record.site.kind is Kind.OP_OUTPUT})
-    a, b = sides[0], sides[1] if len(sides) > 1 else {}
-    return tuple((a.get(site), b.get(site)) for site in dict.fromkeys([*a, *b]))

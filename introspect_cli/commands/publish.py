@@ -45,7 +45,7 @@ Exit status: 0, or 2 where something could not be published.""",
 @takes(Selecting, "selected", only=("kinds", "modules"))
 @takes(PublishOptions)
 def publish(run: str, places: tuple[str, ...], selected: Selecting, asked: PublishOptions) -> int:
-    """Send the numbers of each step of RUN to a logger, a directory or object storage; at the end page and packed run.
+    """Send the numbers of each step of RUN to a logger or a directory, and at the end its page and the packed run.
 
     A PLACE is tensorboard[:DIR], mlflow[:RUN_ID], wandb[:PROJECT], a directory, or a URL such as s3://bucket/runs,
     which gets the run itself.

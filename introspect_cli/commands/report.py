@@ -39,7 +39,6 @@ def report(run: str | None, run_b: str | None, asked: ReportOptions, compared: C
     drawn as a band.
     """
     from introspect_cli.commands.page import page_of
-    from introspect_cli.compare.checkpoints import is_checkpoint
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import opened
     from introspect_cli.render.blocks import write_whole
@@ -54,9 +53,6 @@ def report(run: str | None, run_b: str | None, asked: ReportOptions, compared: C
         raise UsageError("the options of diff say how to compare: name two runs with them")
     named = [run or last_runs(1)[0], *([run_b] if run_b else [])]
     with opened(*named) as runs, opened(*compared.noise) as others:
-        if run_b is None and is_checkpoint(runs[0]):
-            held = f"`introspect show step 0 {named[0]}` lists what is in it"
-            raise UsageError(f"{named[0]} is a checkpoint, which has no history to draw: {held}; or name two")
         text = page_of(runs, others, compared.options(want_map=True, limit=200))
     if output is None:
         output = Path(tempfile.mkdtemp(prefix="introspect-")) / "report.html"

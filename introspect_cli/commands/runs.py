@@ -68,18 +68,15 @@ def label(run: str, text: str) -> int:
 def prune(directories: tuple[Path, ...], *, keep: int, dry_run: bool) -> int:
     """Remove all runs but the latest, those that are packed, and those that are still written."""
     from introspect_cli.inspect.runs import find_runs, prunable
-    from introspect_cli.render.show_text import unseen_sentences
-    from introspect_cli.store.run_writer import remove_run
+    from introspect_cli.store.run_writer import refuse_or_remove
     from introspect_cli.texts import count, human_size
 
     search = find_runs(_places(directories))
     going = prunable(search.runs, keep=keep)
     for row in going:
         if not dry_run:
-            remove_run(row.path)
+            refuse_or_remove(row.path, force=True)
         say(f"{'would remove' if dry_run else 'removed'} {row.path} ({human_size(row.size)})")
-    for sentence in unseen_sentences(search):
-        say(sentence, err=True)
     freed = human_size(sum(row.size for row in going))
     click.echo(f"{count(len(going), 'run')}, {freed}{' would be freed' if dry_run else ' freed'}")
     return SAME

@@ -151,9 +151,7 @@ class Written:
 class Working:
     """Where the work on many ranks is done."""
 
-    engine: str = option(
-        "here", "Where many ranks are read: here, processes:N or dask:ADDRESS [default: here].", metavar="ENGINE"
-    )
+    engine: str = option("here", "Read ranks here, by processes:N or dask:ADDRESS [default: here].", metavar="ENGINE")
 
 
 @dataclass(frozen=True)
@@ -170,7 +168,7 @@ class Selecting:
     steps: str | None = option(None, "Only these steps: 0,5,10:20,100::50.", metavar="STEPS")
     kinds: tuple[str, ...] = option((), "Only these kinds of values: grad,loss.", "--record", metavar="KINDS")
     modules: tuple[str, ...] = option(
-        (), "Only these modules and what is inside, such as blocks.0 or '*.attn'; repeatable.", metavar="GLOB"
+        (), "Only these modules and what is inside, such as blocks.0; repeatable.", metavar="GLOB"
     )
     ranks: str | None = option(None, "Only these ranks: 0,3, or all.", metavar="RANKS")
 
@@ -197,13 +195,9 @@ class Tolerating:
 class Comparing(Tolerating, Selecting):
     """The options that change the answer of a comparison."""
 
-    noise: tuple[str, ...] = option(
-        (), "A repeat of A: accept differences as large as between these two.", metavar="RUN"
-    )
+    noise: tuple[str, ...] = option((), "A repeat of A: accept differences as large as theirs.", metavar="RUN")
     rename: tuple[str, ...] = option((), "Rename FQNs of A by a regular expression.", metavar="OLD=NEW")
-    match: str = option(
-        "value", "Recognise renamed modules by their values, or not [default: value].", choices=("name", "value")
-    )
+    match: str = option("value", "Recognise renamed modules by value [default: value].", choices=("name", "value"))
     strict: bool = option(False, "Count every difference, in structure and random states, too.")
     offset: int | None = option(None, "Compare step K of B with step K+N of A; resumed runs need none.", metavar="N")
 

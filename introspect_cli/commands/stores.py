@@ -62,9 +62,7 @@ _KINDS = tuple(kind.value for kind in USUAL_PHASES)
 class ImportOptions:
     """How arrays and reports are named in the run."""
 
-    root: str | None = option(
-        None, "Class of the model, put before names [default: Model for reports].", metavar="NAME"
-    )
+    root: str | None = option(None, "Class of the model, before names [default: Model for reports].", metavar="NAME")
     kind: str | None = option(None, "Kind of the arrays whose names do not say one.", choices=_KINDS)
     save_tensors: tuple[str, ...] = option((), "Keep the whole arrays of these modules and tensors.", metavar="GLOB")
     force: bool = option(False, "Replace a run that is there.")
@@ -102,8 +100,6 @@ def import_(source: Path, output: Path, asked: ImportOptions) -> int:
     if len(there) != 1:
         none = "no arrays (.npy, .npz, .safetensors) or YAML reports (step=N/rankN.yaml)"
         raise UsageError(f"{source} has {' and '.join(there) or none} below it: name a directory that has one kind")
-    if not files and (asked.kind or asked.save_tensors):
-        raise UsageError(f"{'--kind' if asked.kind else '--save-tensors'} is for arrays, of which {source} has none")
     more: dict[str, Any]
     if files:
         kind = Kind(asked.kind) if asked.kind else None
@@ -177,8 +173,6 @@ def pack(run: str, asked: PackOptions) -> int:
     from introspect_cli.store.run import RunState, open_run
     from introspect_cli.texts import count, human_size
 
-    if not is_remote(run) and not Path(run).is_dir():
-        raise UsageError(f"{run} is not a directory of a run: name one that `introspect capture -o` made.")
     with open_run(run) as opened:
         if opened.state is RunState.RUNNING:
             raise UsageError(f"{run} is still being written: wait for its end, then pack it.")
@@ -222,8 +216,6 @@ def _lines(report: VerifyReport) -> list[str]:
     counts = [count(report.counts[thing], thing.removesuffix("s")) for thing in kept]
     text = f"{counts[0]} with {', '.join(counts[1:])}"
     out = [f"damaged: {finding}" for finding in report.findings]
-    if report.omitted:
-        out.append(f"damaged: {count(report.omitted, 'more finding')} not listed")
     end = f"last complete step {report.last_step}" if report.last_step is not None else "no complete step"
     ended = {RunState.COMPLETE: "closed properly", RunState.RUNNING: "still being written"}
     how = ended.get(report.state, "not closed by its writer")

@@ -32,10 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-ORDER_UNKNOWN = (
-    "the order in which values were computed is not known: the files do not tell it, and sites were sorted by kind and "
-    "name"
-)
+ORDER_UNKNOWN = "the order in which values were computed is not known: sites were sorted by kind and name"
 
 _PHASES, _KINDS = "|".join(phase.value for phase in Phase), "|".join(kind.value for kind in USUAL_PHASES)
 _NAME = re.compile(
@@ -107,16 +104,10 @@ def find_arrays(source: Path) -> list[tuple[str, Path]]:
     Sorted by path; empty for a file that does not end in one of ARRAYS. A `.npy` file adds its path without the ending;
     an archive of a directory its folder, and its own name only where that is a step, a rank or a kind; an archive that
     is named itself adds nothing. Links are passed over.
-
-    Raises:
-        StoreError: the directory cannot be searched.
     """
     if source.is_file():
         return [(source.stem if source.suffix == ".npy" else "", source)] if source.suffix in ARRAYS else []
-    try:
-        paths = [path for end in ARRAYS for path in source.rglob(f"*{end}") if path.is_file() and not path.is_symlink()]
-    except OSError as error:  # a directory that went meanwhile
-        raise StoreError(f"{source} cannot be searched: {error.strerror} ({error.filename})") from None
+    paths = [path for end in ARRAYS for path in source.rglob(f"*{end}") if path.is_file() and not path.is_symlink()]
     named = []
     for path in sorted(paths):
         words = path.relative_to(source).with_suffix("").as_posix()
@@ -145,10 +136,7 @@ def parse_name(words: str, kind: Kind | None = None, root: str = "") -> tuple[in
     assert match is not None  # any text is a name
     named = Kind(match["kind"]) if match["kind"] else kind
     if named is None:
-        raise UsageError(
-            f"the name {words!r} does not say what the array is: put a kind before it ({_KINDS.replace('|', ', ')}), "
-            f"as in output/{words}, or give --kind for names without one"
-        )
+        raise UsageError(f"the name {words!r} does not say what it is of: put a kind before it, as in output/{words}")
     phase = Phase(match["phase"]) if match["phase"] else USUAL_PHASES[named]
     name, bracket, path = match["name"].replace("/", ".").partition("[")
     if named is Kind.INPUT and not bracket:

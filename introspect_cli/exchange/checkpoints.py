@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.errors import NoRunError, StoreError
+from introspect_cli.errors import StoreError
 from introspect_cli.inspect.runs import chosen
 from introspect_cli.records import SiteInfo
 from introspect_cli.store.files import MANIFEST
@@ -64,16 +64,7 @@ def open_any(path: str | Path) -> Run:
     path = chosen(path)
     if is_checkpoint(path):
         return _open_checkpoint(Path(path))
-    try:
-        return open_run(path)
-    except NoRunError as error:
-        if is_remote(path):  # where no checkpoint is read
-            raise
-        from introspect_cli.exchange.tensor_files import SUFFIXES
-
-        raise StoreError(
-            f"{error}, or a checkpoint: a file of tensors ({', '.join(SUFFIXES[:3])}, ...), or their directory"
-        ) from None
+    return open_run(path)
 
 
 @contextmanager

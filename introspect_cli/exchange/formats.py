@@ -41,7 +41,7 @@ FORMATS: dict[str, Format] = {
     "yaml": Format("a report for each step and rank", "introspect_cli.exchange.yaml_reports:write_yaml"),
     "json-tree": Format("a tree of module calls for each step", "introspect_cli.exchange.trees:write_tree"),
     "tensorboard": Format(
-        "scalars, and histograms of what was stored whole", "introspect_cli.exchange.tensorboard:write_tensorboard"
+        "scalars, and histograms of tensors", "introspect_cli.exchange.tensorboard:write_tensorboard"
     ),
 }
 """Every format by name, in the order in which help lists them."""
@@ -57,19 +57,17 @@ def export(run: Run, name: str, output: str | Path, selection: Selection = EVERY
         selection: what of it.
 
     Raises:
-        UsageError: the directory is not empty or cannot be written to.
+        UsageError: the directory is not empty.
+        OSError: it cannot be written to.
         StoreError: the run is damaged.
     """
     directory = Path(output)
     module, _, function = FORMATS[name].writer.partition(":")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()):
-            raise UsageError(f"{directory} is not empty: name another directory")
-        getattr(import_module(module), function)(run, directory, selection)
-        return sum(path.is_file() for path in directory.rglob("*"))
-    except OSError as error:
-        raise UsageError(f"cannot write to {directory}: {error.strerror}; name another directory") from None
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise UsageError(f"{directory} is not empty: name another directory")
+    getattr(import_module(module), function)(run, directory, selection)
+    return sum(path.is_file() for path in directory.rglob("*"))
 
 
 def wanted_steps(run: Run, selection: Selection) -> list[tuple[int, int]]:

@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.derived import derived_stats
 from introspect_cli.errors import UsageError
-from introspect_cli.exchange.formats import EVERYTHING, wanted_steps
-from introspect_cli.records import Kind, Status
+from introspect_cli.exchange.formats import EVERYTHING, wanted_records, wanted_steps
+from introspect_cli.records import SKETCH_SIZE
 from introspect_cli.statistics import DERIVED_STATS, STATISTICS
-from introspect_cli.store.columns import Column, absent_column
+from introspect_cli.store.names import INFO, SITE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from introspect_cli.records import Record
     from introspect_cli.selection import Selection
     from introspect_cli.store.run import Run
-
-_STATUS = [status.name.lower() for status in Status]
 
 
 def arrow() -> Any:
@@ -51,53 +49,37 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
         StoreError: the run is damaged.
     """
     pa = arrow()
-
-    reader = run.rank(rank)
-    batch, sites, layouts = reader.read(step), reader.sites, reader.layouts
-    order = np.argsort(batch.sequence, kind="stable")
-    wanted = {site: selection.wants(Kind(sites.kind[site]), sites.fqn[site]) for site in set(batch.site.tolist())}
-    rows = [int(row) for row in order if wanted[int(batch.site[row])]]
-    at = np.asarray(rows, np.int64)
-    names = batch.site[at].tolist()
-    chosen = [layouts[number] for number in batch.layout[at]]
-    numel = np.array([min(layout.numel, 2**63 - 1) for layout in chosen], np.int64)
-
-    def texts(values: Iterable[str]) -> Any:
-        """A column of texts."""
-        return pa.array(list(values), pa.string())
-
-    def of_sites(*words: str) -> dict[str, Any]:
-        """Columns of what the sites' table says of each row, by name."""
-        return {word: texts(map(getattr(sites, word).__getitem__, names)) for word in words}
-
-    columns: dict[str, Any] = {
-        "step": np.full(len(at), step, np.int64),
-        "rank": np.full(len(at), rank, np.int64),
-        "sequence": batch.sequence[at].astype(np.int64),
-        **of_sites("phase", "kind", "fqn", "module_class"),
-        "call": np.array([int(sites.call[site]) for site in names], np.int64),
-        **of_sites("path", "op", "source"),
-        "status": texts(_STATUS[status] for status in batch.status[at]),
-        "shape": pa.array([list(layout.shape) for layout in chosen], pa.list_(pa.int64())),
-        **{word: texts(getattr(layout, word) for layout in chosen) for word in ("dtype", "device", "strides")},
-        "numel": numel,
-        "checksum": texts(f"{int(checksum):016x}" for checksum in batch.checksum[at]),
+    whole, real, text = pa.int64(), pa.float64(), pa.string()
+    types = {
+        **dict.fromkeys(("step", "rank", "sequence"), whole),
+        **dict.fromkeys(("phase", "kind", "fqn", "module_class"), text),
+        "call": whole,
+        **dict.fromkeys(("path", "op", "source", "status"), text),
+        "shape": pa.list_(whole),
+        **dict.fromkeys(("dtype", "device", "strides"), text),
+        "numel": whole,
+        "checksum": text,
+        **{name: whole if statistic.type == "<i8" else real for name, statistic in STATISTICS.items()},
+        **dict.fromkeys(DERIVED_STATS, real),
+        **({"sketch": pa.list_(pa.float32(), SKETCH_SIZE)} if sketch else {}),
+        "text": text,
     }
-    counts = {name: column[at] for name, column in batch.counts.items()}
-    floats = {name: column[at].astype(np.float64) for name, column in batch.floats.items()}
-    floats |= derived_stats(counts, floats, numel)
-    for name in (*STATISTICS, *DERIVED_STATS):
-        column = counts.get(name, floats.get(name))
-        if column is None:
-            kind = STATISTICS[name].type if name in STATISTICS else "<f8"
-            column = absent_column(Column(name, kind), len(at))
-        missing = column < 0 if column.dtype.kind == "i" else np.isnan(column)
-        columns[name] = pa.array(column if column.dtype.kind == "i" else column.astype(np.float64), mask=missing)
-    if sketch and batch.sketch is not None:
-        flat = pa.array(np.ascontiguousarray(batch.sketch[at]).ravel(), pa.float32())
-        columns["sketch"] = pa.FixedSizeListArray.from_arrays(flat, batch.sketch.shape[1])
-    columns["text"] = texts(batch.text[row] for row in rows)
-    return pa.table(columns)
+    rows = [_row(record) for record in wanted_records(run, step, rank, selection)]
+    return pa.Table.from_pylist(rows, pa.schema(types))
+
+
+def _row(record: Record) -> dict[str, Any]:
+    """A record as values by column; what it lacks is missing."""
+    summary, layout = record.summary, record.summary.layout
+    named = {name: getattr(record.site, name) for name in SITE} | {name: getattr(record.info, name) for name in INFO}
+    return {
+        **vars(record) | named | vars(layout) | summary.stats,
+        "status": summary.status.name.lower(),
+        "numel": min(layout.numel, 2**63 - 1),
+        "checksum": f"{summary.checksum:016x}",
+        "sketch": summary.sketch or None,
+        "text": summary.text,
+    }
 
 
 def frames(run: Run, selection: Selection = EVERYTHING, *, sketch: bool = False) -> Iterator[Any]:

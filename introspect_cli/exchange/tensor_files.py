@@ -45,17 +45,10 @@ DISTRIBUTED = ".metadata"
 """The file that a directory of `torch.distributed.checkpoint` has."""
 
 _WEIGHTS = (
-    "model.safetensors.index.json",
-    "model.safetensors",
-    "adapter_model.safetensors",
-    "diffusion_pytorch_model.safetensors.index.json",
-    "diffusion_pytorch_model.safetensors",
-    "pytorch_model.bin.index.json",
-    "pytorch_model.bin",
-    "adapter_model.bin",
-    "diffusion_pytorch_model.bin",
+    *((".safetensors.index.json",), (".safetensors",), (".bin.index.json",)),
+    *((".pt", ".pth", ".bin", ".ckpt"), (".npz",)),
 )
-"""Files of a directory that have the model's tensors; the first that is there is read."""
+"""Endings of files that have the model's tensors, by groups; of the first group that a directory has, all are read."""
 _TRAINING_STATE = re.compile(
     r"(optimizer|scheduler|scaler)(_\d+)?\.(pt|bin)|rng_state(_\d+)?\.pth|random_states_\d+\.pkl"
 )
@@ -80,19 +73,9 @@ def is_tensors(path: str | Path) -> bool:
 
 
 def _tensor_files(names: set[str]) -> list[str]:
-    """The names of the model's files in a directory.
-
-    The first of `_WEIGHTS` that is there; else all indexes; else all files of one group of endings, the first group
-    that has any: `.safetensors`, files of torch.save, `.npz`.
-    """
-    groups = [
-        [name for name in _WEIGHTS if name in names][:1],
-        sorted(name for name in names if name.endswith((".safetensors.index.json", ".bin.index.json"))),
-    ]
-    groups += [
-        sorted(name for name in names if name.endswith(endings) and not _NO_MODEL.match(name))
-        for endings in ((".safetensors",), (".pt", ".pth", ".bin", ".ckpt"), (".npz",))
-    ]
+    """The names of the model's files in a directory: those of the first group of `_WEIGHTS` that has any."""
+    files = sorted(name for name in names if not _NO_MODEL.match(name))
+    groups = ([name for name in files if name.endswith(endings)] for endings in _WEIGHTS)
     return next(filter(None, groups), [])
 
 
@@ -220,9 +203,8 @@ def _read_safetensors(path: Path) -> dict[Any, Any]:
         if name == "__metadata__":
             continue
         kind, shape, (begin, end) = _SAFETENSORS_TYPES.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
-        if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
-            raise ValueError(f"the sizes of {name} are not numbers")
-        if begin > end or end > size - data:
+        numbers_ok = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+        if not numbers_ok or begin > end or end > size - data:
             raise ValueError(f"{name} lies beyond the end of the file")
         if kind is None:
             unread = f"elements of type {str(entry['dtype'])[:40]} are not read"

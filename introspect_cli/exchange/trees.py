@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from introspect_cli.selection import Selection
     from introspect_cli.store.run import Run
 
-_ADDRESS = re.compile(r"object at 0x[0-9a-fA-F]+")
 _DESCRIBED = ("float16", "bfloat16", "float32")
 NUMBERS = ("mean", "std", "min", "max")
 """The statistics that the format has, in its order."""
@@ -114,12 +113,11 @@ def written_node(run: Run, call: Call, *, values: bool, top: bool = False) -> di
 def written_value(run: Run, record: Record, values: bool) -> Any:
     """A tensor as shape, dtype, statistics and, with `values`, its elements where stored; a plain value as its text.
 
-    Statistics are given of the dtypes in `_DESCRIBED`. Addresses in texts are masked; what was not observed is its
-    text.
+    Statistics are given of the dtypes in `_DESCRIBED`. What was not observed is its text.
     """
     summary = record.summary
     if summary.status in (Status.VALUE, Status.NOT_OBSERVED):
-        return _ADDRESS.sub("object at 0xXXXXXXXX", summary.text)
+        return summary.text
     layout = summary.layout
     described: dict[str, Any] = {"shape": f"torch.Size({list(layout.shape)})", "dtype": f"torch.{layout.dtype}"}
     stored = run.tensor(summary.checksum) if values and summary.checksum else None

@@ -266,9 +266,7 @@ def find_reports(directory: Path) -> list[tuple[int, int, Path]]:
         # Lightning's own stages are those of a callback that names a report by the count of steps that have ended.
         key = max(int(match[1]) - path.parent.parent.name.startswith("TrainerFn."), 0), int(match[2])
         if key in paths:
-            raise StoreError(
-                f"{paths[key]} and {path} are of the same step: name the directory of one stage (introspection/<stage>)"
-            )
+            raise StoreError(f"{paths[key]} and {path} are of the same step: name the directory of one stage")
         paths[key] = path
     return [(step, rank, path) for (step, rank), path in sorted(paths.items())]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -69,7 +68,7 @@ def check(run: Run, rules: Sequence[Rule] = RULES, work: Work | None = None) -> 
         answers.append(_OfRank(0, 1, 0, {rule.id: _apply_rule(rule, ranks) for rule in over_ranks}))
     result = _check_result(str(run.path), answers, rules)
     notes = (*run.endings, *map(str, run.manifest.get("not_observed", ())), *result.notes)
-    return replace(result, notes=notes, only=run.lone_rank, checkpoint="checkpoint" in run.manifest)
+    return replace(result, notes=notes, checkpoint="checkpoint" in run.manifest)
 
 
 class _OfRank(NamedTuple):
@@ -185,7 +184,6 @@ class Look:
         steps: steps that can be read, of the rank with most.
         last: the last of them that every rank has; None without any.
         labels: what its framework calls that step.
-        rate: steps of the script in a second, since it started; None where nothing tells.
         curves: losses, norms and learning rates of its lowest rank.
         check: what a check of it finds.
     """
@@ -195,7 +193,6 @@ class Look:
     steps: int
     last: int | None
     labels: Labels
-    rate: float | None
     curves: tuple[Curve, ...]
     check: CheckResult
 
@@ -218,17 +215,4 @@ def summarise(run: Run) -> Look:
     last = run.last_step
     labels = run.rank(run.ranks[0]).labels.get(last, {}) if run.ranks and last is not None else {}
     found = check_tables(str(run.path), list(tables.values()))
-    return Look(str(run.path), run.state, run.steps, last, labels, _rate(run), drawn, found)
-
-
-def _rate(run: Run) -> float | None:
-    """Steps per second from the start to now, of an ended run to its end.
-
-    None where a time or step is missing, or the end is not after the start.
-    """
-    began, ended = run.time("started"), run.time("ended")
-    if run.state is RunState.RUNNING:
-        ended = dt.datetime.now(dt.timezone.utc)
-    if began is None or ended is None or run.last_step is None or ended <= began:
-        return None
-    return (run.last_step + 1) / (ended - began).total_seconds()
+    return Look(str(run.path), run.state, run.steps, last, labels, drawn, found)

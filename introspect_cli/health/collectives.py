@@ -105,9 +105,7 @@ def compare(
             swapped = all(lines[0][call.source] == lines[1][call.source] > 0 for call in (first, second))
             if first.what == second.what and (first.source == second.source or (whole and not swapped)):
                 continue
-            same = sorted(call.what for call in one) == sorted(call.what for call in two)
-            why = ": they run in another order" if same else ""
-            evidence = f"{first.where} on rank {base} and {second.where} on rank {other}{why}"
+            evidence = f"{first.where} on rank {base} and {second.where} on rank {other}"
             return f"collective {number} of {group} {when} is {evidence}", other
         if whole and len(one) != len(two):
             more, less, long, short = (base, other, one, two) if len(one) > len(two) else (other, base, two, one)

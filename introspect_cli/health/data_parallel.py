@@ -99,10 +99,7 @@ def _uneven_sizes(now: AlignedStep, number: int) -> Hit | None:
     if len({shape[1:] for shape in shapes.values()}) > 1 or len(set(shapes.values())) < 2 or not all(shapes.values()):
         return None
     words = ", ".join(f"rank {rank}: {shape[0]}" for rank, shape in list(shapes.items())[:8])
-    evidence = (
-        f"{'batches' if kind == Kind.BATCH else 'inputs'} of step {now.step} are of different sizes ({words}): where "
-        "each rank takes a mean, and the mean of those is taken, samples of the smaller batch count for more"
-    )
+    evidence = f"{kind.several} of step {now.step} differ in size ({words}): a mean of means weighs samples unevenly"
     return Hit(now.step, kind.value, evidence, min(shapes, key=lambda rank: shapes[rank][0]))
 
 
@@ -198,11 +195,6 @@ def summed_gradients(ranks: Ranks) -> Iterator[Hit]:
     given = ranks.of(RankInputs)
     needs = "gradients of biases or embeddings of data-parallel ranks, and of their modules' outputs"
     require(given.summed or given.averaged, f"{needs} (capture --record default)")
-    mean = f"; that of {min(given.averaged)} is the mean" if given.averaged else ""
     for fqn, step in given.summed.items():
-        evidence = (
-            f"the gradient of {fqn} that the optimizer takes is the sum of what the backward passes of the "
-            f"{count(ranks.run.world_size, 'rank')} gave, not their mean: right only where each rank divides its loss "
-            f"by the samples of all{mean}"
-        )
+        evidence = f"the gradient of {fqn} is the sum, not the mean, of those of {count(ranks.run.world_size, 'rank')}"
         yield Hit(step, f"grad {fqn}", evidence)

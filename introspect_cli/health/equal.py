@@ -23,7 +23,6 @@ from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.health.progress import Progress
 from introspect_cli.records import SCALER, Kind, Part, Phase, Status
 from introspect_cli.store.whole import misfit
-from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -311,11 +310,7 @@ def copies_differ(ranks: Ranks) -> Iterator[Hit]:
         yield Hit(found.step, f"param {fqn}", evidence, found.rank)
     for fqn, found in ranks.of(Equal).stale.items():
         if fqn not in params.parted and fqn not in ranks.of(Parts).wrong:
-            evidence = (
-                f"{fqn} differs on {found.whose}{found.size} from the first step on record, although its gradient is "
-                "equal on all of them: one of them was loaded or written to alone, or these are experts of their own "
-                "ranks and their gradients were averaged over them"
-            )
+            evidence = f"{fqn} differs on {found.whose}{found.size} from the first step on, its gradient does not"
             yield Hit(found.step, f"param {fqn}", evidence, found.rank)
 
 
@@ -345,7 +340,7 @@ def reduction(ranks: Ranks) -> Iterator[Hit]:
     alone = {fqn for fqn, found in grads.items() if not found.is_multiple and not found.single}
     begun = {grads[fqn].step for fqn in alone}
     # Where one gradient differs, all others are multiples that step, as clipping by a norm makes them.
-    followers = {fqn: found.step for fqn, found in grads.items() if fqn not in alone and found.step in begun}
+    followers = {fqn for fqn, found in grads.items() if fqn not in alone and found.step in begun}
     diverged = [found.step for row in ("peers", "output") for found in _ledger(ranks, row).first.values()]
     diverged += [hit.step for hit in ranks.of(Progress).hits.values()]
     for fqn, found in grads.items():
@@ -356,12 +351,7 @@ def reduction(ranks: Ranks) -> Iterator[Hit]:
             why = "the ranks had diverged before it, as another finding says"
         elif found.is_multiple:
             why = "it is a multiple there: divided by another number, clipped by a norm of its own or unscaled alone"
-        number = sum(step == found.step for step in followers.values())
-        clipped = f"; {count(number, 'other gradient')} differ by a factor, as clipping by a norm makes them"
-        evidence = (
-            f"from step {found.step} on the gradient of {fqn} that the optimizer takes differs on "
-            f"{found.whose}{found.size}: {why}{clipped * bool(number)} ({count(len(ranks.steps), 'step')} looked at)"
-        )
+        evidence = f"from step {found.step} on the gradient of {fqn} differs on {found.whose}{found.size}: {why}"
         yield Hit(found.step, f"grad {fqn}", evidence, found.rank)
 
 
@@ -395,10 +385,7 @@ def peers_differ(ranks: Ranks) -> Iterator[Hit]:
     """
     first = _ledger(ranks, "peers", "inputs of modules whose output is cut over ranks").first
     for fqn, found in list(first.items())[:1]:
-        evidence = (
-            f"rank {found.rank}'s input of {fqn} is not that of rank {found.base}, although their outputs or tables "
-            "are parts of one whole"
-        )
+        evidence = f"rank {found.rank}'s input of {fqn}, of which it gives a part, is not that of rank {found.base}"
         yield Hit(found.step, f"input {fqn}", evidence, found.rank)
 
 
@@ -414,11 +401,8 @@ def rank_outputs(ranks: Ranks) -> Iterator[Hit]:
     for fqn, found in sorted(outputs.first.items(), key=lambda item: item[1].step):
         times, chances = (counted[fqn] for counted in outputs.times)
         if times < chances or found.words or not found.distance > _BY_DESIGN:
-            evidence = (
-                f"the output of {fqn} on rank {found.rank} differs from that on rank {found.base}{found.size} although "
-                f"inputs and parameters are equal, in {times} of {count(chances, 'call')}: "
-                f"{found.words or 'nothing it was given explains why'}"
-            )
+            why = found.words or "nothing it was given explains why"
+            evidence = f"the output of {fqn} differs on {found.whose}{found.size}, {times} of {chances} times: {why}"
             yield Hit(found.step, f"output {fqn}", evidence, found.rank)
 
 
@@ -588,8 +572,5 @@ def tied_weights(ranks: Ranks) -> Iterator[Hit]:
     ties = require(ranks.of(Parts).ties, "parameters that begin equal under different names on two ranks")
     for ((rank, one), (other, two)), step in ties.items():
         if step is not None:
-            evidence = (
-                f"{one} of rank {rank} and {two} of rank {other} begin equal, as tied weights do, and differ after "
-                f"step {step}: their gradients were not added up"
-            )
+            evidence = f"{one} of rank {rank} and {two} of rank {other} begin equal and differ after step {step}"
             yield Hit(step, f"param {two}", evidence, other)

@@ -133,7 +133,6 @@ class CheckResult:
         unseen: rules that could not be decided, with what each would have needed.
         notes: what else a reader must know.
         steps: steps in the run.
-        only: what the run is a part of, such as one rank of several; "" where it is all there was.
         checkpoint: whether it is a checkpoint, one moment and no run.
     """
 
@@ -143,7 +142,6 @@ class CheckResult:
     unseen: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     steps: int
-    only: str = ""
     checkpoint: bool = False
 
     def reaches(self, level: Level) -> bool:

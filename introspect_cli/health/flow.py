@@ -300,8 +300,5 @@ def gradients_left_over(table: Table) -> Iterator[Hit]:
                 hits.append(int(steps[row]))
     require(asked, "gradients of two steps in a row")
     if len(hits) >= max(LEFT_OVER, MOSTLY * asked):
-        evidence = (
-            f"in {len(hits)} of {asked} steps, the sums of the gradients of {len(names)} biases are those at their "
-            "modules' outputs plus the gradients of the step before"
-        )
+        evidence = f"in {len(hits)} of {asked} steps, {len(names)} gradients of biases include those of the step before"
         yield Hit(hits[0], names[0].partition(".")[0], evidence)

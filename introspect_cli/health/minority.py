@@ -112,9 +112,8 @@ def minority_ranks(run: Run, work: Work) -> CheckResult:
     findings = [replace(finding_of(copies_differ, hits), cause=_CAUSE) for hits in ordered if hits]
     findings.sort(key=lambda finding: (finding.step, finding.rank))
     scope = (
-        f"only copies of parameters, gradients and optimizer state were compared, as they are in step {last}: "
-        f"{count(len(shares), 'share')} of them, of which on one rank alone: {(shares == 1).sum()}; with no value that "
-        f"most of its ranks have, of which nothing is said: {undecided}"
+        f"only copies of parameters, gradients and optimizer state of step {last} were compared: on one rank alone "
+        f"{(shares == 1).sum()}, without a value that most ranks have {undecided} of {count(len(shares), 'share')}"
     )
     notes = (*run.endings, scope)
     unseen = ((copies_differ.id, f"a value that most ranks have of {count(undecided, 'share')}"),)

@@ -123,9 +123,7 @@ def overflow_ahead(table: Table) -> Iterator[Hit]:
         near = np.flatnonzero((largest > limit / HEADROOM) & (largest < MASKED))
         if len(near):
             at = int(near[0])
-            yield table.hit(
-                site, steps[at], f"reaches {largest[at]:.3g} at step {steps[at]}; {dtype} ends at {limit:.5g}"
-            )
+            yield table.hit(site, steps[at], f"is {largest[at]:.3g} at step {steps[at]}; {dtype} ends at {limit:.5g}")
 
 
 @rule(Level.INFO)

@@ -52,10 +52,7 @@ class Progress(Gathered):
         moved = self._moved_ranks(now)
         if "unmoved" not in self.hits and len(set(moved.values())) > 1:
             changed, unchanged = ([rank for rank in sorted(moved) if moved[rank] is flag] for flag in (True, False))
-            evidence = (
-                f"no parameter of {rank_list(unchanged)} was changed in step {now.step}, those of {rank_list(changed)} "
-                "were: the optimizer step was skipped there alone"
-            )
+            evidence = f"step {now.step} changed no parameter of {rank_list(unchanged)}, some of {rank_list(changed)}"
             self.hits["unmoved"] = Hit(now.step, f"rank {unchanged[0]}", evidence, unchanged[0])
 
     def _note_missing(self, now: AlignedStep) -> None:
@@ -71,10 +68,7 @@ class Progress(Gathered):
             params = [item for item in holders.get(fqn, {}).items() if item[0] in stepping and item[0] not in rows]
             without = [rank for rank, row in params if now.numel(rank, row)]
             if without and all(now.layout(rank, row).part is None for rank, row in rows.items()):
-                evidence = (
-                    f"{rank_list(without)} has no gradient of {fqn} in step {now.step} and {rank_list(list(rows))} has "
-                    "one: it was not used there, and nobody reduced it"
-                )
+                evidence = f"{rank_list(without)} has no gradient of {fqn} in step {now.step}, others have one"
                 self.missing.setdefault(fqn, Hit(now.step, f"grad {fqn}", evidence, without[0]))
 
     def _moved_ranks(self, now: AlignedStep) -> dict[int, bool]:

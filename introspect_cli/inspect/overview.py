@@ -221,7 +221,7 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
         rank: whose; None for the first.
 
     Raises:
-        UsageError: the run has no site of that name, or the statistic is unknown or was not kept.
+        UsageError: the run has no site of that name, or the statistic is unknown.
     """
     reader = reader_of(run, rank)
     sites = reader.sites
@@ -230,11 +230,13 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
     chosen = chosen or [number for number in wanted_kind if selects(sites.fqn[number], [fqn])]
     if not chosen:
         raise _no_record(run, fqn, sites)
+    names = (*STATISTICS, *DERIVED_STATS)
+    if stat not in names:
+        hint = did_you_mean(stat, names) or f"; choose from {', '.join(names)}"
+        raise UsageError(f"there is no statistic {stat!r}{hint}")
     points: dict[int, list[tuple[int, float | None, str]]] = {number: [] for number in chosen}
-    kept = False
     for row in range(len(reader)):
         batch, step = reader.read_row(row), int(reader.entries["step"][row])
-        kept = kept or stat in batch.floats or stat in batch.counts or (bool(batch.floats) and stat in DERIVED_STATS)
         for place in np.flatnonzero(np.isin(batch.site, chosen)).tolist():
             summary = reader.record(batch, place, step).summary
             text = summary.text if summary.status is Status.VALUE else ""
@@ -242,10 +244,6 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
             with suppress(ValueError):  # most plain values are no numbers
                 value = float(text) if value is None and text else value
             points[int(batch.site[place])].append((step, value, text))
-    names = (*STATISTICS, *DERIVED_STATS)
-    if not kept and (stat not in names or not any(text for rows in points.values() for _, _, text in rows)):
-        hint = did_you_mean(stat, names) or f"; choose from {', '.join(names)}"
-        raise UsageError(f"{run.path} keeps no statistic {stat!r}{hint}")
     return [_history(sites, number, points[number]) for number in chosen if points[number]]
 
 
@@ -287,10 +285,7 @@ def stored_values(
     if not recorded:
         raise _no_record(run, fqn, reader.sites)
     place = f"at step {step}" if step is not None else "at any step"
-    raise UsageError(
-        f"{run.path} holds no values of {fqn} {place}, only checksums and statistics: "
-        f"capture with --save-tensors '{fqn}'."
-    )
+    raise UsageError(f"{run.path} holds no values of {fqn} {place}: capture with --save-tensors '{fqn}'.")
 
 
 def _no_record(run: Any, fqn: str, sites: Any) -> UsageError:

@@ -21,7 +21,6 @@ from introspect_cli.store.files import MANIFEST, RUNS, DamageError
 from introspect_cli.store.pack import ENDING, is_pack
 from introspect_cli.store.remote import is_remote
 from introspect_cli.store.run import open_run
-from introspect_cli.texts import clean
 from introspect_cli.texts import count as run_count
 
 if TYPE_CHECKING:
@@ -143,8 +142,7 @@ def prunable(rows: Sequence[RunRow], *, keep: int) -> list[RunRow]:
     return [row for row in rows[keep:] if row.ended not in written and row.path.suffix != ".zip"]
 
 
-_COUNTED = re.compile(r"@([0-9]{1,9})")
-_NAMED = 3
+_COUNTED = re.compile(r"@([1-9][0-9]{0,8})")
 
 
 def chosen(word: str | os.PathLike[str]) -> Path | str:
@@ -159,29 +157,23 @@ def chosen(word: str | os.PathLike[str]) -> Path | str:
     if not text or is_remote(text) or os.path.lexists(text):
         return word if isinstance(word, Path) else text
     if counted := _COUNTED.fullmatch(text):
-        number = int(counted[1])
-        if not number:
-            raise UsageError("@0 is no run: @1 is the last one, @2 the one before it.")
-        return latest(number, text)[-1]
+        return latest(int(counted[1]))[-1]
     labelled = [row.path for row in _runs_here() if row.label == text]
     if len(labelled) > 1:
-        named = ", ".join(clean(str(path)) for path in labelled[:_NAMED]) + (", ..." if len(labelled) > _NAMED else "")
-        raise UsageError(f"{len(labelled)} runs have the label {text!r}: name one of {named}.")
+        raise UsageError(f"{len(labelled)} runs have the label {text!r}: name one of {', '.join(map(str, labelled))}.")
     return labelled[0] if labelled else word if isinstance(word, Path) else text
 
 
-def latest(count: int, asked: str = "") -> list[Path]:
+def latest(count: int) -> list[Path]:
     """The last `count` runs below `introspect-runs/`, the newest first.
 
     Raises:
-        UsageError: there are not so many; the message names `asked`, the word that stood for one of them, if it is
-            given.
+        UsageError: there are not so many.
     """
     rows = _runs_here()
     if len(rows) < count:
-        are = "is" if len(rows) == 1 else "are"
-        there = f"there {are} {run_count(len(rows), 'run') if rows else 'no runs'} below {RUNS}/ here"
-        raise UsageError(f"{asked} names no run: {there}." if asked else f"{there}: name a run by its path.")
+        there = f"{run_count(len(rows), 'run')} below {RUNS}/ here"
+        raise UsageError(f"there is no @{count} among {there}: name a run by its path.")
     return [row.path for row in rows[:count]]
 
 

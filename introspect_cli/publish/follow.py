@@ -120,10 +120,7 @@ def numbers_of(
     left_out = {name: int(np.maximum(column, 0).sum()) for name, column in batch.counts.items()}
     numbers["nans"] = float(left_out.get("nans", 0))
     numbers["infs"] = float(left_out.get("posinfs", 0) + left_out.get("neginfs", 0))
-    labels = reader.labels.get(step, {})
-    return numbers | {
-        name: float(label) for name in ("epoch", "global_step") if isinstance(label := labels.get(name), int | float)
-    }
+    return numbers
 
 
 def _norm_of(reader: RankReader, batch: StepBatch, rows: list[int]) -> float | None:

@@ -10,21 +10,17 @@ import json
 import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from introspect_cli.errors import StoreError, UsageError, did_you_mean
+from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.exchange.tensorboard import EventFile, scalar
 from introspect_cli.publish.send import Sender
-from introspect_cli.store.pack import ENDING
-from introspect_cli.store.remote import RefusedError, is_remote
-from introspect_cli.texts import human_size
+from introspect_cli.store.remote import is_remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
-"""Seconds between tries, once the run is over."""
 
 
 class Place(Protocol):
@@ -76,7 +72,7 @@ class Directory:
 
 
 class Remote:
-    """A run uploaded to object storage while it is written, with its numbers and page."""
+    """A run uploaded to object storage while it is written."""
 
     def __init__(self, url: str, run: str, name: str, rank: int | None = None, *, sources: bool = False) -> None:
         """Open the storage; nothing is sent yet.
@@ -85,7 +81,7 @@ class Remote:
             url: such as `s3://bucket/runs`.
             run: its directory.
             name: of the run.
-            rank: which rank of a launch; None for all. Numbers are sent only for rank 0 or None.
+            rank: which rank of a launch; None for all.
             sources: whether the text of source files goes with it.
 
         Raises:
@@ -95,60 +91,31 @@ class Remote:
             raise StoreError(f"{run} is not a directory of a run: name one that `introspect capture -o` made")
         self._url, self._run = url, run
         self._sender = Sender(Path(run), f"{url.rstrip('/')}/{name}", rank, sources=sources)
-        self._files: dict[str, bytes | bytearray] = {} if rank else {NUMBERS: bytearray()}
-        self._has_sent = False
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Keep the numbers of a step for the next upload; does nothing for a rank other than 0."""
-        if NUMBERS in self._files:
-            self._files[NUMBERS] += _json_line(step, numbers).encode()
+        """Do nothing: the run itself has them."""
 
     def add_file(self, file: Path) -> None:
-        """Keep a file for the next upload; a packed run is ignored, since the run itself is uploaded."""
-        if not file.name.endswith(ENDING):
-            self._files[file.name] = file.read_bytes()
+        """Do nothing: the run itself is there."""
 
     def send_if_due(self) -> None:
-        """Upload what is new, if the interval is over; what a failed upload did not send goes with the next.
-
-        Raises:
-            RefusedError: storage refuses, and no upload succeeded before.
-        """
+        """Upload what is new, if the interval is over; what a failed upload did not send goes with the next."""
         if self._sender.is_due():
-            try:
-                self._send()
-                self._has_sent = True
-            except StoreError as error:  # it is tried again
-                if isinstance(error, RefusedError) and not self._has_sent:
-                    raise
-
-    def _send(self) -> None:
-        """Upload what is new of the run, then the file of numbers and kept files as a whole."""
-        self._sender.send()
-        for name, data in self._files.items():
-            self._sender.storage.put(name, bytes(data))
+            with suppress(StoreError):
+                self._sender.send()
 
     def close(self) -> str:
         """Upload the rest, and wait for it; returns the URL.
 
-        A failed upload is repeated after each of `PAUSES`, except where storage refuses.
-
         Raises:
             StoreError: not all was sent.
         """
-        for pause in (0.0, *PAUSES):
-            time.sleep(pause)
-            try:
-                self._send()
-            except StoreError as error:
-                failed = error
-                if isinstance(error, RefusedError):
-                    break
-            else:
-                return self._sender.storage.url
-        much = f"{human_size(left)} of" if (left := self._sender.waiting) else "not all of"
-        again = f"`introspect publish {self._run} {self._url}` sends the rest"
-        raise StoreError(f"{much} {self._run} {'were not' if left else 'was'} sent: {failed}; {again}")
+        try:
+            self._sender.send()
+        except StoreError as error:
+            again = f"`introspect publish {self._run} {self._url}` sends the rest"
+            raise StoreError(f"not all of {self._run} was sent: {error}; {again}") from None
+        return self._sender.storage.url
 
 
 _MLFLOW_NAMES = str.maketrans(dict.fromkeys("[]'\"#(),@", "_"))
@@ -187,23 +154,13 @@ class MLflow:
         """Begin a run now, or join one.
 
         Args:
-            run: id of the run to join, perhaps with its tracking URI behind an `@`; "" to begin one in the experiment
-                that `MLFLOW_EXPERIMENT_NAME` names, or `introspect`.
+            run: id of the run to join; "" to begin one in the experiment that `MLFLOW_EXPERIMENT_NAME` names, or
+                `introspect`.
             name: of a run that is begun.
-
-        Raises:
-            UsageError: MLflow cannot write to where it is tracked.
         """
         from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
 
-        self._run, _, uri = run.partition("@")
-        try:
-            self._client = MlflowClient(tracking_uri=uri or None)
-        except MlflowException:  # mlflow-skinny has no database, which is where MLflow writes if nothing says otherwise
-            remedy = "set MLFLOW_TRACKING_URI to a server, or install all of mlflow"
-            raise UsageError(f"MLflow's client cannot write to where it is tracked: {remedy}") from None
-        self._begun = not self._run
+        self._run, self._client, self._begun = run, MlflowClient(), not run
         if self._begun:
             experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "introspect"
             existing = self._client.get_experiment_by_name(experiment)
@@ -239,17 +196,15 @@ class WeightsAndBiases:
         """Begin a run now.
 
         Args:
-            project: of the run, perhaps with the group behind an `@`; "" for `WANDB_PROJECT`, else `introspect`.
+            project: of the run; "" for `WANDB_PROJECT`, else `introspect`.
             name: of the run.
         """
         import wandb
 
-        project, _, group = project.partition("@")
         self._artifact, self._name = wandb.Artifact, name
         self._run = wandb.init(
             project=project or os.environ.get("WANDB_PROJECT") or "introspect",
             name=name,
-            group=group or None,
             job_type="introspect",
             settings=wandb.Settings(console="off", silent=True, save_code=False, disable_git=True),
         )
@@ -290,17 +245,13 @@ def open_place(text: str, run: str, name: str, rank: int | None = None, *, sourc
         sources: whether the text of source files may go to a URL.
 
     Raises:
-        UsageError: its package is not installed, or a word without `/` that is no directory has a `:` or is nearly a
-            logger's name.
+        UsageError: its package is not installed, or a word without `/` has a `:` behind what is no logger.
         StoreError: the URL cannot be reached.
         Exception: whatever the package of a logger raises.
     """
     word, colon, rest = text.partition(":")
-    if word not in LOGGERS and not is_remote(text) and not Path(text).is_dir() and "/" not in text:
-        near = did_you_mean(word, LOGGERS, cutoff=0.8)
-        if colon or near:
-            names = near or f"; choose from {', '.join(LOGGERS)}"
-            raise UsageError(f"unknown logger {word!r}{names} (write ./{text} for a directory)")
+    if word not in LOGGERS and colon and "/" not in text:
+        raise UsageError(f"unknown logger {word!r}: choose from {', '.join(LOGGERS)} (write ./{text} for a directory)")
     try:
         if word in LOGGERS:
             return LOGGERS[word](rest, name)

@@ -79,11 +79,6 @@ class Sender:
         self._began = time.monotonic()
         self._next = 0.0
 
-    @property
-    def waiting(self) -> int:
-        """Bytes that the last round saw and did not send, over all directories."""
-        return sum(part.waiting for part in self._parts.values())
-
     def is_due(self) -> bool:
         """Whether the interval since the last round is over."""
         return time.monotonic() >= self._next
@@ -175,7 +170,6 @@ class PartSender:
 
     Attributes:
         over: whether all is sent of a run that nobody writes any more.
-        waiting: bytes that were there to send, and were not sent yet.
     """
 
     def __init__(self, run: Path, place: str, storage: Storage, run_id: str, *, sources: bool) -> None:
@@ -191,7 +185,6 @@ class PartSender:
         Raises:
             StoreError: it cannot be found out, or another run is there.
         """
-        self.waiting = 0
         self.over = False
         self._path = run / place
         self._storage, self._place = storage, place
@@ -210,7 +203,7 @@ class PartSender:
         """
         with suppress(NothingThereError, DamageError):
             [before] = catalogues(self._storage, [self._place])
-            there = self._storage.entries(self._place, deep=True) or {}
+            there = self._storage.entries(self._place, deep=True)
             if before is None:
                 return
             if before.run_id != self._run_id:
@@ -220,7 +213,7 @@ class PartSender:
                 self._sent[name] = [length for _, _, length in whole]
 
     def send(self, every: float) -> None:
-        """Upload what is new, then the catalogue; sets `waiting` and `over`.
+        """Upload what is new, then the catalogue; sets `over`.
 
         The catalogue is uploaded even if nothing is new, except where `over` was set before.
 
@@ -233,7 +226,6 @@ class PartSender:
         """
         over, inline, lengths = self._state()
         unsent = list(self._unsent(inline, lengths))
-        self.waiting = sum(end - begin for _, begin, end in unsent)
         if self.over and not unsent:
             return
         for name, begin, end in unsent:
@@ -281,7 +273,7 @@ class PartSender:
                 yield name, at, min(at + MAX_OBJECT, lengths[name])
 
     def _put(self, name: str, begin: int, end: int) -> None:
-        """Upload bytes of a file as an object, and take them off `waiting`.
+        """Upload bytes of a file as an object.
 
         Raises:
             OSError: the file became shorter.
@@ -293,4 +285,3 @@ class PartSender:
             raise OSError(f"{self._path / name} became shorter")
         self._storage.put(below(self._place, f"{name}.{begin:012d}"), data)
         self._sent.setdefault(name, []).append(len(data))
-        self.waiting -= len(data)

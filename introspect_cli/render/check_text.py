@@ -10,7 +10,7 @@ from introspect_cli.compare.say import some
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level, Rule
 from introspect_cli.labels import step_words
 from introspect_cli.render.blocks import Block, Line, line, number, rest_of
-from introspect_cli.render.diff_text import VERDICT_STYLE, map_blocks
+from introspect_cli.render.diff_text import VERDICT_STYLE
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ def summary(result: CheckResult) -> str:
         if (number := sum(finding.level is level for finding in result.findings))
     ]
     what = ", ".join(counts) if counts else "nothing found"
-    what += f" on {clean(result.only)}" if result.only else ""
     over = "the tensors" if result.checkpoint else count(result.steps, "step")
     return f"{what} ({count(len(result.checked), 'rule')} over {over} of {clean(result.run)})"
 
@@ -80,11 +79,10 @@ def rules_blocks(rules: Sequence[Rule]) -> list[Block]:
 
 _CURVES = 4
 _FINDINGS = 5
-_MODULES = 8
 
 
 def watch_blocks(look: Look, against: tuple[str, DiffResult | None] | None = None) -> list[Block]:
-    """The screen of a run in progress: curves, distance to another run, the first findings, its map if they diverge.
+    """The screen of a run in progress: curves, distance to another run, the first findings.
 
     Args:
         look: the run at this moment.
@@ -99,19 +97,13 @@ def watch_blocks(look: Look, against: tuple[str, DiffResult | None] | None = Non
         blocks += _finding(finding, f" from step {finding.step}")[:2]
     blocks += rest_of(len(look.check.findings), _FINDINGS, "`introspect check` lists them")
     checked = summary(look.check) if look.check.checked else "no rule has the data it needs yet"
-    blocks.append(line(f"check: {checked}", "dim"))
-    # The last, since a terminal may have no rows left for it.
-    result = against[1] if against is not None else None
-    if result is not None and result.verdict is Verdict.DIVERGED:
-        blocks += map_blocks(result, _MODULES)
-    return blocks
+    return [*blocks, line(f"check: {checked}", "dim")]
 
 
 def watch_line(look: Look) -> str:
-    """How far a run is, in a line: `running, step 12, 3.1 steps/s on average`."""
-    rate = f", {number(look.rate, 3)} steps/s on average" if look.rate is not None else ""
+    """How far a run is, in a line: `running, step 12`."""
     where = "no step yet" if look.last is None else step_words(look.last, look.labels)
-    return f"{look.state.value}, {where}{rate}"
+    return f"{look.state.value}, {where}"
 
 
 def _curve(curve: Curve) -> Line:

@@ -32,7 +32,6 @@ STYLES = {
     "hot": "color(160)",
 }
 """Colours of middling lightness: the named ones are the terminal's own, and yellow and cyan vanish on white."""
-_ASCII = dict(zip("…█▁▂▃▄▅▆▇·", "~#_.-:=+*.", strict=True)) | {"→": "->"}
 
 
 class Screen:
@@ -41,13 +40,11 @@ class Screen:
     Attributes:
         width: number of columns; `WIDEST` in a pipe.
         interactive: whether it is a terminal.
-        unicode: whether it can show more than ASCII.
     """
 
     def __init__(self) -> None:
         """Look now whether standard output is a terminal, how wide, and what it can show; nothing is written."""
         self.interactive = sys.stdout.isatty()
-        self.unicode = (sys.stdout.encoding or "ascii").lower().startswith("utf")
         self._console = Console(
             file=sys.stdout,
             markup=False,
@@ -87,7 +84,7 @@ class Screen:
 
         As one piece in a pipe, and where the line is not to be wrapped.
         """
-        spans = ((self._encodable(content), STYLES.get(style, "")) for content, style in line.spans)
+        spans = ((content, STYLES.get(style, "")) for content, style in line.spans)
         text = Text.assemble(" " * line.indent, *spans)
         width, hang = max(min(self.width, 120), 20), line.hang or (line.indent + 2 if line.indent else 0)
         if not line.wrap or len(text) <= width or self.width >= WIDEST:
@@ -101,9 +98,3 @@ class Screen:
             if place:
                 parts[place] = Text(" " * hang) + part[len(part) - len(part.plain.lstrip(" ")) :]
         return parts
-
-    def _encodable(self, content: str) -> str:
-        """The text; where the stream is not UTF, ASCII alone: similar characters or backslash escapes for others."""
-        if self.unicode:
-            return content
-        return "".join(_ASCII.get(char, char) for char in content).encode("ascii", "backslashreplace").decode()

@@ -94,7 +94,7 @@ def diff_blocks(
         if listed:
             blocks += [line(), divergence_table(listed, ranks=several, moments=moments)]
         if verbose:
-            blocks += detail_blocks(result)
+            blocks += detail_blocks(result.divergences)
         rest = rest_of(len(result.divergences), len(listed), "--all lists them")
         blocks += rest if moments else _rest(result, len(by_rank) + len(listed), more)
     style = "" if result.verdict is Verdict.SAME else "unsure"
@@ -311,13 +311,13 @@ def _statistic(a: Summary, b: Summary) -> tuple[str, str] | None:
     return f"{best} {text_a}", text_b
 
 
-def detail_blocks(result: DiffResult) -> list[Block]:
-    """For each listed divergence, lines on what differs: elements if compared, layout and statistics, else checksums.
+def detail_blocks(divergences: Sequence[Divergence]) -> list[Block]:
+    """For each divergence, lines on what differs: elements if compared, layout and statistics, else checksums.
 
     For a record of one run alone, that record.
     """
     blocks: list[Block] = []
-    for divergence in result.divergences:
+    for divergence in divergences:
         a, b = divergence.a, divergence.b
         title = f"{divergence.step_words}: {site_text(divergence.site)} of {module_of(divergence)}"
         blocks += [line(), line(title, "origin" if divergence.role is Role.ORIGIN else "heading")]
@@ -431,8 +431,8 @@ def change_lines(one: Ranked) -> Iterator[Line]:
 _MOST_ROWS = 40
 
 
-def map_blocks(result: DiffResult, most: int = _MOST_ROWS) -> list[Block]:
-    """The divergence map as a table: the first `most` modules that differ, by step; [] where the result has no map.
+def map_blocks(result: DiffResult) -> list[Block]:
+    """The divergence map as a table: the first `_MOST_ROWS` modules that differ, by step; [] without a map.
 
     Of each module the first step in which its forward or backward pass differs, and the largest distance in the forward
     pass of any step. Then how many more differ, and how many are equal.
@@ -449,17 +449,15 @@ def map_blocks(result: DiffResult, most: int = _MOST_ROWS) -> list[Block]:
     columns: list[tuple[Column, Callable[[tuple[int, str, float]], str]]] = [
         (Column("module", least=18), lambda row: row[1]),
         (Column("from step", right=True), lambda row: str(row[0])),
-        (Column("up to rel. L2", right=True), lambda row: _farthest(row[2])),
+        (
+            Column("up to rel. L2", right=True),
+            lambda row: "one run only" if math.isinf(row[2]) else distance(row[2] or None),
+        ),
     ]
     span = f" (steps {found.steps[0]} to {found.steps[-1]})" if found.steps else ""
-    table = table_of(modules[:most], columns, caption=f"Divergence map{span}")
+    table = table_of(modules[:_MOST_ROWS], columns, caption=f"Divergence map{span}")
     equal = rest_of(len(found.modules), len(modules), what="more that are equal in all of them")
-    return [line(), table, *rest_of(len(modules), most), *equal]
-
-
-def _farthest(value: float) -> str:
-    """The largest distance of a module, for a cell: `one run only` for infinity, `backward pass` for 0."""
-    return "one run only" if math.isinf(value) else distance(value) if value > 0 else "backward pass"
+    return [line(), table, *rest_of(len(modules), _MOST_ROWS), *equal]
 
 
 _SHOWN_SETTINGS = 3
@@ -502,20 +500,15 @@ def findings_blocks(result: DiffResult, *, everything: bool, settings: bool = Fa
 
 
 def page_blocks(result: DiffResult) -> list[Block]:
-    """The findings for a page: the first `_LIKELY` likely changes, others up to `_MOST` in a fold, and the rest.
+    """The findings for a page, the first `_MOST` changed statements in a fold.
 
     Changes and what a resumed run lost only where there is a first divergence.
     """
     blocks: list[Block] = []
     code, resumed = result.code, result.resumed
-    if code is not None and result.first is not None and (code.ranked or code.unchanged):
-        shown = code._replace(ranked=code.likely[:_LIKELY])
-        blocks += changes_blocks(shown) if shown.ranked or code.unchanged else []
-        rest = code.ranked[len(shown.ranked) : _MOST]
-        more = f"{count(len(code.ranked) - len(shown.ranked), 'more changed statement')} in {count(code.files, 'file')}"
-        likely = len(code.likely) - len(shown.ranked) or "none"
-        folded = changes_blocks(code._replace(ranked=rest, unchanged=(), unread=()))
-        blocks += [Fold(f"{more}, {likely} of them likely", tuple(folded))] if rest else []
+    if code is not None and result.first is not None and code.ranked:
+        folded = changes_blocks(code._replace(ranked=code.ranked[:_MOST]))
+        blocks.append(Fold(count(len(code.ranked), "changed statement"), tuple(folded)))
     if resumed is not None and result.first is not None:
         blocks.append(line(head_of(resumed)))
     return [*blocks, *findings_blocks(result, everything=True)]

@@ -31,17 +31,12 @@ _STATS = (
     ("max|x|", "absmax"),
     ("min|x|", "absmin"),
 )
-_WIDE, _HIGH, _GAP, _BELOW, _EDGE, _TOP = 168, 38, 20, 34, 24, 30
-_STATES = {
-    "equal": ("var(--eq,#e8ecef)", "equal"),
-    "origin": ("#d7263d", "first divergence"),
-    "diverged": ("#f4a259", "diverged"),
-    "only a": ("#8e6bbf", "in one run"),
-}
-"""Colour of an operator by its state in a comparison, and what the legend says of it."""
+_WIDE, _HIGH, _GAP, _BELOW, _EDGE = 168, 38, 20, 34, 24
+_STATES = {"equal": "var(--eq,#e8ecef)", "origin": "#d7263d", "diverged": "#f4a259", "only a": "#8e6bbf"}
+"""Colour of an operator by its state in a comparison."""
 _NAN = "#d7263d"
 _RAMP = ("#2b5c8a", "#5b8db8", "#a8c6dc", "#e8ecef", "#f3d1a5", "#e59a4f", "#b85c1c")
-_DARK = {_NAN, _RAMP[0], _RAMP[-1], _STATES["only a"][0]}
+_DARK = {_NAN, _RAMP[0], _RAMP[-1], _STATES["only a"]}
 # Inside a page the variables are those of its theme; a drawing by itself falls back to light.
 _STYLE = (
     ".ops text{font:11px system-ui,sans-serif;fill:var(--front,#1b1f24)}.ops text.m{fill:var(--quiet,#57606a)}"
@@ -103,7 +98,7 @@ def _operator(site: Site) -> str:
 def graph_svg(graph: Graph) -> str:
     """The graph as one SVG document, without scripts or anything from elsewhere."""
     places, width, height = _layout(graph)
-    size = f'width="{width}" height="{height + _TOP}"'
+    size = f'width="{width}" height="{height}"'
     # What the forward pass saved for the backward pass is drawn first, and faintly: there is much of it.
     backward = {node.number for node in graph.nodes if node.record.site.phase is Phase.BACKWARD}
     across = {edge for edge in graph.edges if len(backward & {*edge}) == 1}
@@ -116,10 +111,9 @@ def graph_svg(graph: Graph) -> str:
         parts.append(f'<g class="{"s" if edge in across else "f"}"><path d="{curve}"/></g>')
     parts += [_box(node, *places[node.number]) for node in graph.nodes]
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="ops" {size} viewBox="0 0 {width} {height + _TOP}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="ops" {size} viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="operators of step {graph.step}"><style>{_STYLE}</style>'
-        f'<rect {size} style="fill:var(--back,#fff);stroke:none"/>{_legend(graph)}'
-        f'<g transform="translate(0 {_TOP})">{"".join(parts)}</g></svg>'
+        f'<rect {size} style="fill:var(--back,#fff);stroke:none"/>{"".join(parts)}</svg>'
     )
 
 
@@ -167,24 +161,11 @@ def _colour(node: Node) -> tuple[str, str, str]:
     if node.nonfinite:
         colour = _NAN
     elif node.state or scale is None:
-        colour = _STATES.get(node.state, ("var(--back,#fff)",))[0]
+        colour = _STATES.get(node.state, "var(--back,#fff)")
     else:
         place = min(max(math.log10(scale) + 6, 0), 8) / 8 if scale else 0
         colour = _RAMP[round(place * (len(_RAMP) - 1))]
     return (colour, "", "m") if colour.startswith("var") else (colour, *("d" if colour in _DARK else "i") * 2)
-
-
-def _legend(graph: Graph) -> str:
-    """The legend as SVG: colours of states in a comparison, else those of scales."""
-    texts = ("mean|x| 1e-6", "1e-5", "1e-3", "1e-2", "0.1", "1", "100")
-    scales = (*zip(_RAMP, texts, strict=True), (_NAN, "NaN or Inf"))
-    items = _STATES.values() if any(node.state for node in graph.nodes) else scales
-    parts, x = [], _EDGE
-    for colour, text in items:
-        parts.append(f'<rect x="{x}" y="8" width="14" height="14" rx="3" style="fill:{colour}"/>')
-        parts.append(f'<text x="{x + 19}" y="19">{html.escape(text)}</text>')
-        x += 32 + 7 * len(text)
-    return "".join(parts)
 
 
 def _layout(graph: Graph) -> tuple[dict[int, tuple[float, float]], int, int]:

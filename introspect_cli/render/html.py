@@ -15,27 +15,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.render.blocks import Block, Column, Figure, Table, line, number, shape, table_of
+from introspect_cli.render.blocks import Block, Column, Figure, Table, line, number
 from introspect_cli.render.check_text import check_blocks
-from introspect_cli.render.diff_text import settings_blocks
+from introspect_cli.render.diff_text import detail_blocks, settings_blocks
 from introspect_cli.render.graph import graph_svg
-from introspect_cli.render.markup import card, first_screen, first_table, html_of, rests_on, style, text
+from introspect_cli.render.markup import card, first_screen, html_of, rests_on, style, text
 from introspect_cli.render.page_data import Page, page_data
 from introspect_cli.render.show_text import facts_of, notes_of
 from introspect_cli.render.values_text import closeup_blocks
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from introspect_cli.health.history import Packed
     from introspect_cli.inspect.data_flow import Graph
-    from introspect_cli.records import Record
-    from introspect_cli.render.page_data import OpRow
 
 MOST_NODES = 600
 """Operators that a picture may have."""
-_MOST_OPS = 3000
 
 
 def page_html(page: Page) -> str:
@@ -55,7 +50,7 @@ def page_html(page: Page) -> str:
         "map_hidden": result is None or result.map is None or not result.map.modules,
         "loss_hidden": not any(curve.kind == "loss" for hide in page.curves for curve in hide),
         "depth_hidden": not page.depths,
-        "ops_hidden": not page.ops,
+        "ops_hidden": page.graph is None or not page.graph.nodes,
         "noise_hidden": not page.noise,
     }
     drawn = [each for each in page.closeups if each.difference is not None and each.difference.elements.differing]
@@ -63,13 +58,13 @@ def page_html(page: Page) -> str:
     for name, check in zip("ab", page.checks, strict=False):
         checks += [line(f"Run {name}", "heading")] * (len(page.checks) > 1) + check_blocks(check)
     blocks: dict[str, list[Block]] = {
-        "first": first_table(first) if first is not None else [],
+        "first": detail_blocks([first]) if first is not None else [],
         "closeups": [block for each in drawn for block in closeup_blocks(each)],
         "rests": rests_on(result) if result is not None else [],
         "settings": settings_blocks(result) if result is not None else [],
         "findings": checks,
         "runs": _what_ran(page),
-        "ops": [*_picture(page.graph), *_ops(page.ops, page.ops_step, two=result is not None)] if page.ops else [],
+        "ops": _picture(page.graph),
     }
     values = {
         "policy": policy,
@@ -121,39 +116,6 @@ def _what_ran(page: Page) -> list[Block]:
     rows = tuple((name, *(side.get(name, "") for side in sides)) for name in names)
     table = Table((Column(""), *map(Column, heads)), rows, caption="What ran")
     return [table, *(note for run in page.runs for note in notes_of(run))]
-
-
-def _ops(ops: tuple[OpRow, ...], step: int, *, two: bool) -> list[Block]:
-    """A table of the first `_MOST_OPS` operators of a step, in order of execution, and how many more there are.
-
-    With `two`, of runs a and b: columns of both, and rows that are not equal are marked.
-    """
-
-    def mean(side: Record | None) -> str:
-        return number(side.summary.stats.get("mean") if side is not None else None, 6)
-
-    def state(row: OpRow) -> str:
-        """`equal` where checksums agree, `differs`, `only in a` or `only in b`."""
-        a, b = row
-        if a is not None and b is not None and a.summary.checksum == b.summary.checksum:
-            return "equal"
-        return "only in a" if b is None else "only in b" if a is None else "differs"
-
-    def of(said: Callable[[Record], object]) -> Callable[[OpRow], str]:
-        return lambda row: str(said(next(side for side in row if side is not None)))
-
-    columns: list[tuple[Column, Callable[[OpRow], str]]] = [
-        (Column("operator"), of(lambda record: record.site.path or record.info.op)),
-        (Column("module"), of(lambda record: record.site.fqn)),
-        (Column("phase"), of(lambda record: record.site.phase.value)),
-        (Column("source"), of(lambda record: record.info.source)),
-        (Column("result"), of(lambda r: f"{shape(r.summary.layout.shape)} {r.summary.layout.dtype}")),
-        (Column("mean a" if two else "mean"), lambda row: mean(row[0])),
-        *([(Column("mean b"), lambda row: mean(row[1])), (Column(""), state)] if two else []),
-    ]
-    caption = f"Operators of step {step}, in the order they ran"
-    table = table_of(ops[:_MOST_OPS], columns, lambda row: "bad" * (two and state(row) != "equal"), caption)
-    return [table, *([line(f"and {len(ops) - _MOST_OPS:,} more")] if len(ops) > _MOST_OPS else [])]
 
 
 def _picture(graph: Graph | None) -> list[Block]:

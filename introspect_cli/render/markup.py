@@ -5,8 +5,6 @@ A notebook shows the same. Every text is escaped here, control characters shown 
 
 from __future__ import annotations
 
-import math
-from functools import partial
 from html import escape
 from importlib.resources import files
 from itertools import chain, groupby, repeat
@@ -16,28 +14,13 @@ from introspect_cli.compare.result import Certainty, DiffResult, Divergence, Rol
 from introspect_cli.compare.say import what
 from introspect_cli.derived import ROUNDING
 from introspect_cli.labels import step_words
-from introspect_cli.records import Kind, Phase
-from introspect_cli.render.blocks import (
-    Block,
-    Column,
-    Fold,
-    Line,
-    Span,
-    Table,
-    cut,
-    distance,
-    line,
-    number,
-    shape,
-    statistic,
-)
+from introspect_cli.records import Phase
+from introspect_cli.render.blocks import Block, Fold, Line, Span, Table, cut, distance, line
 from introspect_cli.render.diff_text import VERDICT_STYLE, glance, page_blocks, why_lines
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from introspect_cli.records import Summary
+    from collections.abc import Iterable, Sequence
 
 _LONGEST = 4000
 
@@ -168,19 +151,6 @@ def _where(result: DiffResult, first: Divergence) -> str:
     return card("Where", f'{steps}<br><code class="name">{breakable(site.fqn)}</code>', rows)
 
 
-def roundings(first: Divergence) -> str:
-    """The distance in units of the dtype's rounding, in words.
-
-    "" where it is unknown or 0, dtypes differ or do not round, or random states differ.
-    """
-    dtypes = {side.layout.dtype if side is not None else "" for side in (first.a, first.b)}
-    if len(dtypes) > 1 or first.site.kind is Kind.RNG:
-        return ""
-    (dtype,) = dtypes
-    k = (first.rel_l2 or 0.0) / ROUNDING.get(dtype, math.inf)
-    return f"{f'{k:,.0f}' if 10 <= k < 1e7 else number(k, 2)} {dtype} rounding units" if k > 0 else ""
-
-
 def _how_much(first: Divergence) -> str:
     """The card "How much": distance, roundings, noise floor, both values.
 
@@ -191,7 +161,9 @@ def _how_much(first: Divergence) -> str:
     if first.only or first.rel_l2 is None:
         big = f"only in {first.only}" if first.only else "not measured"
     floor = "" if first.floor is None else distance(first.floor) if first.floor else "0: the noise runs agree here"
-    rows = [("in roundings", text(roundings(first))), ("noise floor", text(floor))]
+    dtype = first.a.layout.dtype if first.a is not None else ""
+    times = f"{first.rel_l2 / ROUNDING[dtype]:.3g} {dtype} rounding units" if first.rel_l2 and dtype in ROUNDING else ""
+    rows = [("in roundings", text(times)), ("noise floor", text(floor))]
     if not first.only:
         one, two = map(text, glance(first))
         rows.append(("values", f'<span class="a">a {one}</span> <span class="b">b {two}</span>'))
@@ -215,12 +187,9 @@ def _why(result: DiffResult, first: Divergence) -> str:
 def _count_line(result: DiffResult) -> Block:
     """A line: how many records agree, differ and were not observed."""
     counts = result.counts
-    counted = (
-        f"{count(counts.records, 'record')} of {count(counts.steps_compared, 'step')} compared: {counts.equal:,} "
-        f"agree, {counts.diverged:,} differ at {count(counts.steps_diverged, 'step')}, {counts.not_observed:,} were "
-        "not observed."
-    )
-    return line(counted, "dim")
+    compared = f"{count(counts.records, 'record')} of {count(counts.steps_compared, 'step')} compared"
+    counted = f"{counts.equal:,} agree, {counts.diverged:,} differ, {counts.not_observed:,} were not observed"
+    return line(f"{compared}: {counted}.", "dim")
 
 
 def rests_on(result: DiffResult) -> list[Block]:
@@ -229,28 +198,6 @@ def rests_on(result: DiffResult) -> list[Block]:
     blocks += [_count_line(result)] * (result.first is not None)
     notes = tuple(line(f"- {note}") for note in result.notes)
     return [*blocks, Fold(f"Notes ({len(notes)})", notes)] if notes else blocks
-
-
-def first_table(first: Divergence) -> list[Block]:
-    """A table of the rows in which both records at the first divergence differ, then the names of equal rows."""
-
-    def sides(words: Callable[[Summary], str], absent: str = "") -> tuple[str, str]:
-        """Both texts of a row; `absent` for a side without a record."""
-        a, b = (absent if side is None else words(side) for side in (first.a, first.b))
-        return a, b
-
-    names = dict.fromkeys(name for side in (first.a, first.b) if side is not None for name in side.stats)
-    rows = [
-        ("checksum", *sides(lambda side: side.text or f"{side.checksum:016x}", "not there")),
-        ("layout", *sides(lambda side: f"{shape(side.layout.shape)} {side.layout.dtype}")),
-        *((name, *sides(partial(statistic, name=name, digits=7))) for name in names),
-    ]
-    shown = tuple(row for row in rows if row[1] != row[2])
-    equal = ", ".join(name for name, a, b in rows if a == b and a)
-    table = Table(
-        (Column(""), Column("a"), Column("b")), shown, (), f"Step {first.step}, {what(first.site)}: what differs"
-    )
-    return [table, *([line(f"Equal in both as printed: {equal}.", "dim")] if equal else [])]
 
 
 def strip(result: DiffResult) -> str:

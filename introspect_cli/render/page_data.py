@@ -6,7 +6,7 @@ import base64
 import json
 import math
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from introspect_cli.health.history import Curve, Depth, Packed
     from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.inspect.overview import Overview
-    from introspect_cli.records import Record
 
 LOWEST = 3
 """The level of the least distance; 253 is the largest.
@@ -32,9 +31,6 @@ LOWEST = 3
 """
 
 _SHOWN = 200
-
-OpRow: TypeAlias = "tuple[Record | None, Record | None]"
-"""What one operator returned in run a, and in run b."""
 
 
 class Page(NamedTuple):
@@ -48,10 +44,8 @@ class Page(NamedTuple):
         history: packed series of all runs, noise runs last.
         depths: scales along the depth by run and direction.
         noise: the map of a against each noise run.
-        ops: operators of one step in order, where they were captured.
-        ops_step: which step that is.
         closeups: divergences element by element, where whole tensors were stored.
-        graph: how values went from operator to operator in that step, pruned; None where there is nothing to draw.
+        graph: how values went from operator to operator in a step, pruned; None where no operators were captured.
     """
 
     runs: tuple[Overview, ...]
@@ -61,8 +55,6 @@ class Page(NamedTuple):
     history: Packed
     depths: tuple[tuple[str, Depth], ...]
     noise: tuple[DivergenceMap | None, ...] = ()
-    ops: tuple[OpRow, ...] = ()
-    ops_step: int = 0
     closeups: tuple[Closeup, ...] = ()
     graph: Graph | None = None
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.statements import Change, Nearness, Ranked
 from introspect_cli.compare.result import DiffResult, Verdict
-from introspect_cli.render.blocks import Block, line
+from introspect_cli.render.blocks import Block, line, rest_of
 from introspect_cli.render.diff_text import change_lines, diff_blocks, first_blocks
 from introspect_cli.render.values_text import closeup_blocks
 from introspect_cli.texts import clean, count
@@ -74,8 +74,7 @@ def _proof_summary(proof: Proof) -> list[Block]:
             blocks += change_lines(Ranked(element, Nearness.ELSEWHERE))
         else:
             blocks.append(line(f"{clean(element.name)}: {_value(element.a)} -> {_value(element.b)}"))
-    if len(proof.elements) > _SHOWN:
-        blocks += [line(), line(f"and {len(proof.elements) - _SHOWN} more")]
+    blocks += rest_of(len(proof.elements), _SHOWN)
     if proof.unknown:
         blocks += [line(), line(f"Not tried: {clean('; '.join(proof.unknown), 1200)}", "unsure")]
     return blocks

@@ -9,7 +9,7 @@ from introspect_cli.compare.say import some
 from introspect_cli.inspect.runs import DEEPEST, RunList, RunRow, command_words
 from introspect_cli.labels import Labels, label_words, step_words
 from introspect_cli.records import Kind, Record, Status, Summary, perturbed_by
-from introspect_cli.render.blocks import Block, Column, Line, Table, line, number, shape, site_text, statistic, table_of
+from introspect_cli.render.blocks import Block, Column, Line, line, number, shape, site_text, statistic, table_of
 from introspect_cli.render.json import plain, to_yaml
 from introspect_cli.texts import clean, count, human_size
 
@@ -37,9 +37,8 @@ def overview_blocks(run: Overview) -> list[Block]:
 
 def notes_of(run: Overview) -> list[Block]:
     """Notes on what a run lacks: steps, ranks, records."""
-    unobserved = run.manifest.get("not_observed")
     notes = [*run.endings, *(f"not held: {clause}" for clause in run.thinned)]
-    notes += map(str, unobserved) if isinstance(unobserved, (list, tuple)) else ()
+    notes += map(str, run.manifest.get("not_observed", ()))
     if run.not_observed:
         notes.append(f"{count(run.not_observed, 'record')} of the first step could not be observed")
     return [line(f"Note: {clean(text)}", "unsure") for text in notes]
@@ -63,7 +62,7 @@ def facts_of(run: Overview) -> list[tuple[str, str]]:
         ("ended", "" if source else _ending(run)),
         ("named", ", ".join(named + ([" to ".join(ends)] if ends else []))),
         ("steps", _steps(run)),
-        ("records", f"{run.records:,} at {count(run.sites, 'site')}, {human_size(run.size)} {_where(run)}"),
+        ("records", f"{run.records:,} at {count(run.sites, 'site')}, {human_size(run.size)}"),
         ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
         ("seen", f"calls of {count(run.called, 'module')}{_unseen(manifest)}" if run.called else ""),
         ("perturbed", "" if seed is None else f"the initial parameters were moved by one rounding (--perturb {seed})"),
@@ -87,14 +86,9 @@ def _facts_of_checkpoint(run: Overview) -> list[tuple[str, str]]:
         ("checkpoint", run.path),
         ("holds", ", ".join(f"{kind.several}: {amount:,}" for kind, amount in parts)),
         ("elements", f"{run.parameters:,} in all parameters" if run.parameters else ""),
-        ("size", f"{human_size(run.size)} {_where(run)}"),
+        ("size", human_size(run.size)),
         ("its tensors", "introspect show step 0 CHECKPOINT lists them, show settings its plain values"),
     ]
-
-
-def _where(run: Overview) -> str:
-    """`in storage` for a URL that is no pack, else `on disk`."""
-    return "in storage" if "://" in run.path and not run.path.endswith(".zip") else "on disk"
 
 
 def _time(manifest: dict[str, Any], name: str) -> str:
@@ -115,48 +109,37 @@ def _ending(run: Overview) -> str:
         return f"by signal {manifest['signal']} {ended}".strip()
     if run.state == "interrupted":
         return f"interrupted {ended}".strip()
-    status, raised = manifest.get("exit_code"), manifest.get("exception")
-    code = "an exit code that was not seen" if status is None else f"exit code {status}"
-    code = f"signal {-status}" if isinstance(status, int) and status < 0 else code
-    return (f"{ended} by {raised} ({code})" if raised else f"{ended} with {code}").strip()
+    raised = f" by {manifest['exception']}" if manifest.get("exception") else ""
+    return f"{ended}{raised} with exit code {manifest.get('exit_code', 'unknown')}".strip()
 
 
 def _steps(run: Overview) -> str:
-    """How many steps a run has, from which to which, and what came after the last one."""
-    if not run.steps:
-        return "none"
-    if run.steps == 1:
-        return f"1 (step {run.first_step})"
-    whole = run.manifest.get("how") == "returned" or run.manifest.get("exit_code") == 0
-    after = f"; the last {'has what came after training' if whole else 'did not end'}"
-    after = after if run.manifest.get("remainder") else ""
-    return f"{run.steps} ({run.first_step} to {run.last_step}{after})"
+    """How many steps a run has, and from which to which."""
+    return f"{run.steps} ({run.first_step} to {run.last_step})" if run.steps else "none"
 
 
 def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
-    """The module tree as one table, counts of folded rows below their module.
-
-    A line where no module was recorded.
-    """
+    """The module tree as one table; a line where no module was recorded."""
     roots = [row.info.module_class for row in rows if "." not in row.info.fqn]
-    lines: list[tuple[str, ...]] = []  # a style, and the cells
-    for row in rows:
-        depth, form = row.info.fqn.count("."), shape(row.shape) if row.shape is not None else ""
-        name = clean(row.info.fqn.rpartition(".")[2])
-        if row.info.variable and roots.count(row.info.module_class) > 1:
-            name += f" ({clean(row.info.variable)})"
-        parameters, calls = f"{row.parameters:,}" if row.parameters else "", str(row.calls) if row.calls > 1 else ""
-        named, scale = clean(row.info.module_class), "" if row.scale is None else number(row.scale, 3)
-        style = "" if depth else "heading"
-        lines.append((style, "  " * depth + name, named, parameters, form, row.dtype, scale, calls))
-        if row.folded:
-            lines.append(("dim", f"{'  ' * depth}... {row.folded} more like it", *[""] * 6))
-    heads = (
-        *(Column("module", least=16), Column("class", least=10), Column("parameters", right=True), Column("output")),
-        *(Column("dtype", drop_at=2), Column("std", right=True), Column("calls", right=True, drop_at=1)),
-    )
-    table = Table(heads, tuple(tuple(cells) for _, *cells in lines), tuple(style for style, *_ in lines))
-    return [table if lines else line("No module was recorded.")]
+
+    def name(row: ModuleRow) -> str:
+        """The last part of the name, indented; the variable of one of several roots; how many the row stands for."""
+        own = f"{'  ' * row.info.fqn.count('.')}{clean(row.info.fqn.rpartition('.')[2])}"
+        is_twin = row.info.variable and roots.count(row.info.module_class) > 1
+        twin = f" ({clean(row.info.variable)})" if is_twin else ""
+        return f"{own}{twin}{f' and {row.folded} more like it' if row.folded else ''}"
+
+    columns: list[tuple[Column, Callable[[ModuleRow], str]]] = [
+        (Column("module", least=16), name),
+        (Column("class", least=10), lambda row: clean(row.info.module_class)),
+        (Column("parameters", right=True), lambda row: f"{row.parameters:,}" if row.parameters else ""),
+        (Column("output"), lambda row: "" if row.shape is None else shape(row.shape)),
+        (Column("dtype", drop_at=2), lambda row: row.dtype),
+        (Column("std", right=True), lambda row: "" if row.scale is None else number(row.scale, 3)),
+        (Column("calls", right=True, drop_at=1), lambda row: str(row.calls) if row.calls > 1 else ""),
+    ]
+    table = table_of(rows, columns, lambda row: "" if "." in row.info.fqn else "heading")
+    return [table if rows else line("No module was recorded.")]
 
 
 def records_blocks(records: Sequence[Record], step: int, labels: Labels) -> list[Block]:

@@ -108,9 +108,7 @@ def _picture_svg(picture: Picture) -> str:
     """
     finite = [cell for row in picture.cells for cell in row if 0 < cell < math.inf]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    told = f"|a-b| {number(low, 2)} to {number(high, 2)}, " if high else ""
-    if number(low, 2) == number(high, 2):
-        low, told = high, "the sign of a zero, " if high == SIGN else f"|a-b| {number(high, 2)}, " * bool(high)
+    told = f"|a-b| {number(low, 2)} to {number(high, 2)}, " if high > SIGN else ""
 
     def square(x: int, y: int, cell: float) -> str:
         """One cell as a square at column `x`, row `y`."""

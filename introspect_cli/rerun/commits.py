@@ -7,7 +7,6 @@ what was asked before is answered from disk.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -22,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.compare.answer.compared import exception_of
 from introspect_cli.compare.say import some
 from introspect_cli.compare.settings.settings import ENV_NOISE
-from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.git import WORK_TREE, Repository, Revision
+from introspect_cli.errors import UsageError
+from introspect_cli.rerun.git import Repository, Revision
 from introspect_cli.rerun.place import (
     COMMITS,
     TREE,
@@ -35,18 +34,15 @@ from introspect_cli.rerun.place import (
     survey_of_git,
 )
 from introspect_cli.rerun.variant import Rerun, capture, log_of, result_of, run_logged, started_at
-from introspect_cli.store.files import MANIFEST, RUNS
+from introspect_cli.store.files import RUNS
 from introspect_cli.store.run import open_run
-from introspect_cli.store.run_writer import remove_run
 from introspect_cli.texts import count
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
-MAX_KEPT = 20
-"""Captures of revisions that are kept; the least recently used go first."""
 _REFUSED = ("-o", "--output", "--against", "--stop", "--verify-neutral", "--force")
 _MAX_NAMED = 4
 
@@ -137,7 +133,7 @@ class Captures:
     def run_of(self, revision: Revision, side: str, more: tuple[str, ...] = (), *, fresh: bool = False) -> Rerun:
         """The kept run of a revision, if it is complete and nothing that went into it has changed; else capture it now.
 
-        A kept run that is taken is touched: it counts as used now, see `remove_old`. A new one may have no step.
+        A new one may have no step.
 
         Args:
             revision: what is captured.
@@ -154,7 +150,6 @@ class Captures:
         if kept.is_complete and not fresh:
             if not (changed := self.changed_since(run)):
                 tell(f"{side} is {revision.words}: captured before, {os.path.relpath(run)}")
-                os.utime(run)
                 return kept
             why = f"{changed} has changed since it was captured; "
         running = f"running {shlex.join(self.command.words)} (introspect watch {os.path.relpath(run)})"
@@ -202,18 +197,6 @@ class Captures:
                 return str(name)
         return ""
 
-    def remove_old(self, used: Sequence[Path]) -> None:
-        """Remove captures, with their logs, that are neither the `MAX_KEPT` most recently used nor in `used`.
-
-        One that cannot be removed is kept silently.
-        """
-        runs = sorted((path.parent for path in self.base.glob(f"*/{MANIFEST}")), key=lambda run: -run.stat().st_mtime)
-        for run in runs[MAX_KEPT:]:
-            if run not in used:
-                with contextlib.suppress(StoreError):
-                    remove_run(run)
-                    log_of(run).unlink(missing_ok=True)
-
 
 # --- two revisions
 
@@ -252,22 +235,15 @@ def capture_pair(
     if (user := Repository.around(Path.cwd())) is None:
         first = next(word for _, word, run in sides if run is None)
         raise UsageError(f"{first} is no run, and {Path.cwd()} is in no git repository that has it as a revision")
-    for _, word, run in sides:
-        if run is not None and word != WORK_TREE and user.find(word):
-            tell(f"{word} is a run ({run}) and a revision: the run is taken (refs/heads/{word} is the branch)")
     base = Path.cwd() / RUNS / COMMITS
     exit_on_signals()
     with hold_lock(base):
         captures = Captures(user, base, command, tell)
         revisions = {side: Revision.named(user, word) for side, word, run in sides if run is None}
-        states = [revision.state() for revision in revisions.values()]
-        if len(states) > 1 and states[0] == states[1]:
-            tell("a and b are the same code: where their runs differ, the script does not repeat itself")
         paths: list[str] = []
         for side, _, run in sides:
             ends = ends_b(paths[0]) if paths else ()
             paths.append(run or str(_capture_side(captures, side, revisions[side], ends, fresh=fresh)))
-        captures.remove_old([*map(Path, paths)])
     return paths[0], paths[1]
 
 

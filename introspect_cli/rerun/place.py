@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.errors import UsageError
 from introspect_cli.rerun.git import CODE_ENDINGS, tracked_files
 from introspect_cli.store.files import MANIFEST, RUNS
 from introspect_cli.store.run_writer import add_gitignore
@@ -193,39 +193,36 @@ def build_place(
 
     Raises:
         UsageError: git fails, or there is no such path to link.
-        StoreError: it cannot be written.
+        OSError: it cannot be written.
     """
     place = Place(at, at, at, around.tops)
     place = replace(place, root=place.rebuilt(around.root), directory=place.rebuilt(around.directory))
     given = dict.fromkeys(revision.files() if revision is not None else (), "")
     given |= {path: "" if data is None else hex_digest(data) for path, data in texts.items()}
     with contextlib.ExitStack() as stack:
-        try:
-            shutil.rmtree(at, ignore_errors=True)
-            stack.callback(shutil.rmtree, at, ignore_errors=True)
-            at.parent.mkdir(parents=True, exist_ok=True)
-            if revision is not None:
-                stack.enter_context(revision.checked_out(place.root))
-            for name in links:
-                link(around.directory / name, place.directory / name)
-            for path in (around.directory, *around.empty, *(path.parent for path in texts)):
-                with contextlib.suppress(FileExistsError):  # a file at this revision
-                    place.rebuilt(path).mkdir(parents=True, exist_ok=True)
-            large = _copy({place.rebuilt(path): path for path in around.files if path not in texts})
-            for path, data in texts.items():
-                there = place.rebuilt(path)
-                if there.parent.resolve() == there.parent:  # else in what is linked, which is the user's
-                    if data is None or there.is_symlink():
-                        there.unlink(missing_ok=True)
-                    if data is not None:
-                        there.write_bytes(data)
-            if revision is None:  # by it, a capture finds the root of the project
-                (place.root / ".git").mkdir(exist_ok=True)
-            for top in place.tops:
-                _link_neighbours(top, place)
-            search_path = _search_path(place, at / "modules", paths)
-        except OSError as error:
-            raise StoreError(f"cannot write {at}: {error.strerror or error}") from None
+        shutil.rmtree(at, ignore_errors=True)
+        stack.callback(shutil.rmtree, at, ignore_errors=True)
+        at.parent.mkdir(parents=True, exist_ok=True)
+        if revision is not None:
+            stack.enter_context(revision.checked_out(place.root))
+        for name in links:
+            link(around.directory / name, place.directory / name)
+        for path in (around.directory, *around.empty, *(path.parent for path in texts)):
+            with contextlib.suppress(FileExistsError):  # a file at this revision
+                place.rebuilt(path).mkdir(parents=True, exist_ok=True)
+        large = _copy({place.rebuilt(path): path for path in around.files if path not in texts})
+        for path, data in texts.items():
+            there = place.rebuilt(path)
+            if there.parent.resolve() == there.parent:  # else in what is linked, which is the user's
+                if data is None or there.is_symlink():
+                    there.unlink(missing_ok=True)
+                if data is not None:
+                    there.write_bytes(data)
+        if revision is None:  # by it, a capture finds the root of the project
+            (place.root / ".git").mkdir(exist_ok=True)
+        for top in place.tops:
+            _link_neighbours(top, place)
+        search_path = _search_path(place, at / "modules", paths)
         yield replace(place, paths=search_path, large=tuple(large), given=given)
 
 

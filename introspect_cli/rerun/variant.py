@@ -83,7 +83,7 @@ def capture(
         the result, also of a script that fails; without steps where no readable run came out.
 
     Raises:
-        StoreError: the log cannot be written, or the interpreter not started.
+        OSError: the log cannot be written, or the interpreter not started.
         UsageError: it read a file of the user's that was laid in the place.
     """
     changed: dict[str, str | None] = {**os.environ, **(environment or {}), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -94,8 +94,6 @@ def capture(
     command = [python or sys.executable, "-m", "introspect_cli", "capture", "-q", "--force", "-o", str(run), *words]
     try:
         code = run_logged(command, log_of(run), place.directory, variables)
-    except OSError as error:
-        raise StoreError(f"cannot capture into {run}: {error.strerror or error}") from None
     except BaseException:  # interrupted: nobody waits for it
         shutil.rmtree(run, ignore_errors=True)
         log_of(run).unlink(missing_ok=True)

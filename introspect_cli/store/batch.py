@@ -176,7 +176,7 @@ class StepBatch:
         return {column.name: absent_column(column, rows) if data is None else data for column, data in every}
 
 
-def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array | None = None) -> StepBatch:
+def rows_of(batches: Sequence[StepBatch], which: Sequence[Array]) -> StepBatch:
     """Copy some rows of several batches into one batch, without the inputs of operators (`given`).
 
     A column or statistic that any of the batches lacks is left out.
@@ -184,19 +184,15 @@ def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array |
     Args:
         batches: at least one.
         which: for each batch, int64, numbers of its rows.
-        order: int64, the chosen rows (one batch's after the other's) in the order in which they come; None for that
-            order.
     """
     ends = np.cumsum([0, *map(len, which)])
-    place = np.arange(ends[-1]) if order is None else np.argsort(order)
 
     def column(values: Sequence[Array | None]) -> Any:
-        """One column of the chosen rows of all batches, in `order`; None where any batch lacks it."""
+        """One column of the chosen rows of all batches; None where any batch lacks it."""
         kept = [column[rows] for column, rows in zip(values, which, strict=True) if column is not None]
         if len(kept) < len(values):
             return None
-        joined = kept[0] if len(kept) == 1 else np.concatenate(kept)
-        return joined if order is None else joined[order]
+        return kept[0] if len(kept) == 1 else np.concatenate(kept)
 
     def by_name(columns: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
         shared = [name for name in columns[0] if all(name in each for each in columns)]
@@ -205,7 +201,7 @@ def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array |
     texts = Texts()
     for batch, rows, start in zip(batches, which, ends.tolist(), strict=False):
         for at in np.flatnonzero(np.isin(rows, [*batch.text])).tolist() if batch.text else ():
-            texts[int(place[start + at])] = batch.text[int(rows[at])]
+            texts[start + at] = batch.text[int(rows[at])]
     return StepBatch(
         **{name: column([getattr(batch, name) for batch in batches]) for name in _PLAIN},
         counts=by_name([batch.counts for batch in batches]),

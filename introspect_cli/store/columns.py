@@ -148,9 +148,6 @@ def decode_rows(schema: Schema, data: memoryview, rows: int, path: str) -> tuple
 # --- schemas
 
 
-LIMIT_COLUMNS = 64 << 10
-"""Bytes of the description of columns."""
-
 LIMIT_BATCH = 128 << 20
 """Bytes of one step's batch: a million records."""
 

@@ -117,10 +117,7 @@ def decode_labels(data: bytes, path: str) -> dict[str, Label]:
     Raises:
         DamageError: it is no JSON object.
     """
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
-        document = None
+    document = load(data, path)
     if not isinstance(document, dict):
         raise DamageError(path, "the labels of a step cannot be read")
     return {name: label for name in NAMES if (label := _label(name, document.get(name))) is not None}

@@ -170,11 +170,18 @@ class Handle(Descriptor, Source):
         return os.fstat(self.fd).st_size
 
     def read(self, begin: int, end: int) -> bytes:
-        """The bytes from `begin` to before `end`, fewer where the file ends before."""
+        """The bytes from `begin` to before `end`, fewer where the file ends before.
+
+        Raises:
+            StoreError: they cannot be read.
+        """
         pieces = []
-        while begin < end and (piece := os.pread(self.fd, min(end - begin, 1 << 30), begin)):
-            pieces.append(piece)
-            begin += len(piece)
+        try:
+            while begin < end and (piece := os.pread(self.fd, min(end - begin, 1 << 30), begin)):
+                pieces.append(piece)
+                begin += len(piece)
+        except OSError as error:
+            raise unreadable(self.path, error) from None
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
@@ -343,12 +350,9 @@ class Directory(Closing, ABC):
             StoreError: it cannot be read, or is larger.
         """
         with self.file(name) as handle:
-            try:
-                if handle.size() > limit:
-                    raise DamageError(handle.path, f"it is larger than the {limit >> 20} MB that are allowed")
-                return handle.read(0, min(handle.size(), limit))
-            except OSError as error:
-                raise unreadable(handle.path, error) from None
+            if handle.size() > limit:
+                raise DamageError(handle.path, f"it is larger than the {limit >> 20} MB that are allowed")
+            return handle.read(0, min(handle.size(), limit))
 
     def prefetch(self, names: Iterable[str]) -> None:
         """Prefetch the directories `names`, which are read next; on disk nothing is done."""
@@ -488,8 +492,8 @@ def outside_cause(error: OSError | ValueError) -> str:
     return scarcity(error) or (reason(error) if isinstance(error, PermissionError) else "")
 
 
-def reason(error: OSError | StoreError) -> str:
-    """The message of an error to follow a colon: an OSError's `strerror` in lower case, or the StoreError's text."""
+def reason(error: Exception) -> str:
+    """The message of an error to follow a colon: an OSError's `strerror` in lower case, or the text of any other."""
     return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
 
 

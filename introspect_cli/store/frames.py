@@ -146,11 +146,7 @@ class LogWriter:
         self._file = Appended(folder, LOG)
         self._room = _reserved(folder)
         self.written = Written(len(start), crc32(start[:-4]))
-        try:
-            write_all(self._file.fd, [start])
-        except BaseException:
-            self.close()
-            raise
+        write_all(self._file.fd, [start])
 
     def commit(self, frames: Iterable[Frame]) -> int:
         """Append frames in one write, either all or none; returns how many bytes the log has then.

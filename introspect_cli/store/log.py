@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from zlib_ng.zlib_ng import crc32
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.columns import LIMIT_BATCH, LIMIT_COLUMNS, RECORD_COLUMNS, Schema, parse_columns
-from introspect_cli.store.files import FORMAT, DamageError, unreadable
+from introspect_cli.store.columns import LIMIT_BATCH, RECORD_COLUMNS, Schema, parse_columns
+from introspect_cli.store.files import FORMAT, DamageError
 from introspect_cli.store.frames import (
     BACK,
     COLUMNS,
@@ -47,7 +47,6 @@ from introspect_cli.store.frames import (
     chained,
 )
 from introspect_cli.sums import mix
-from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
     from introspect_cli.store.files import Source
@@ -127,22 +126,19 @@ class Frames:
         self.run_id, self.damage = b"", ""
         self.heads, self.begins, self._bodies = np.zeros(0, HEADS), np.zeros(1, np.int64), memoryview(b"")
         self._cached, self._offsets = 0, np.zeros(0, np.int64)
+        start = b"" if source is None else source.read(0, START.size)
+        if source is None or len(start) < START.size:
+            return
+        crc = self._check_start(start, rank)
+        size = source.size()
+        if cached is not None and self._take_cached(cached, size, crc):
+            crc = int(self.heads["crc"][-1])
         try:
-            start = b"" if source is None else source.read(0, START.size)
-            if source is None or len(start) < START.size:
-                return
-            crc = self._check_start(start, rank)
-            size = source.size()
-            if cached is not None and self._take_cached(cached, size, crc):
-                crc = int(self.heads["crc"][-1])
-            try:
-                self._scan(source, size, crc)
-            except DamageError as error:
-                if not damaged:
-                    raise
-                self.damage = error.finding.removeprefix(f"{path}: ")
-        except OSError as error:
-            raise unreadable(path, error) from None
+            self._scan(source, size, crc)
+        except DamageError as error:
+            if not damaged:
+                raise
+            self.damage = error.finding.removeprefix(f"{path}: ")
 
     def _check_start(self, start: bytes, rank: int) -> int:
         """Check the log's first bytes, set `run_id` and return their CRC-32.
@@ -263,10 +259,7 @@ class Frames:
             data = bytes(self._bodies[begin : begin + length])
         else:
             assert self.source is not None  # frames were read from it
-            try:
-                data = self.source.read(at, at + length)
-            except OSError as error:
-                raise unreadable(self.path, error) from None
+            data = self.source.read(at, at + length)
         if len(data) != length or crc32(data) != head["body_crc"]:
             raise DamageError(self.path, f"a frame of kind {head['kind'].decode()} at byte {at} was altered")
         return data
@@ -298,8 +291,6 @@ class Frames:
         described = self.numbers_of(COLUMNS, counting=False)
         if not described:
             return RECORD_COLUMNS
-        if self.heads["length"][described[0]] > LIMIT_COLUMNS:
-            raise DamageError(self.path, "what it says of columns is too long")
         return parse_columns(self.body(described[0]), self.path)
 
     def entries(self) -> tuple[Entries, tuple[str, ...]]:
@@ -359,10 +350,7 @@ def _frame_offsets(heads: NDArray[np.void]) -> NDArray[np.int64]:
 
 def newer_format(number: int, path: str) -> StoreError:
     """The error for a store or log at `path` of a format that this version cannot read."""
-    return StoreError(
-        f"{path} was written by a newer introspect, format {number}; "
-        f"this is {__version__}, which reads up to format {FORMAT}: install the newest introspect-cli"
-    )
+    return StoreError(f"{path} was written by a newer introspect, format {number}: install the newest introspect-cli")
 
 
 # --- digests

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files import reason
 from introspect_cli.store.run import RunState, open_run
 from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.store.tasks import as_one, combined_elsewhere
@@ -37,21 +36,15 @@ def whole_or_nothing(out: Path) -> Iterator[Path]:
     """A directory to fill that gets the name `out` once the block ends, and is removed where the block raises.
 
     It is made beside `out`, whose parents are made too.
-
-    Raises:
-        StoreError: an OSError came of it, in the block too.
     """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-        try:
-            yield fresh
-            fresh.chmod(0o755)
-            fresh.rename(out)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-    except OSError as error:
-        raise StoreError(f"cannot write {out}: {reason(error)}; choose another place with -o") from None
+        yield fresh
+        fresh.chmod(0o755)
+        fresh.rename(out)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 _OF_RANKS = frozenset(
@@ -74,7 +67,8 @@ def merge(source: str | Path, out: Path, work: Work, *, texts: bool = True) -> i
 
     Raises:
         StoreError: the source is of one process, put together already, still being written or damaged; or `out`
-            exists, or cannot be written.
+            exists.
+        OSError: it cannot be written.
     """
     if out.exists():
         raise StoreError(f"{out} exists: choose another directory with -o")

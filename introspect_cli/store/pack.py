@@ -17,17 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.errors import NoRunError, StoreError
+from introspect_cli.errors import StoreError
 from introspect_cli.store.files import GOLDEN_RUN, MANIFEST, NAMES, SOURCES, Directory, Folder, outside_cause, reason
-from introspect_cli.store.remote import (
-    NothingThereError,
-    RemoteFolder,
-    Storage,
-    failure,
-    fetch_files,
-    is_remote,
-    open_remote,
-)
+from introspect_cli.store.remote import RemoteFolder, Storage, failure, fetch_files, is_remote, open_remote
 
 if TYPE_CHECKING:
     import tempfile
@@ -55,25 +47,22 @@ def open_store(path: str | Path) -> Directory:
         StoreError: there is nothing, or something that is not a directory with a manifest.
     """
     if is_remote(path):
-        remote = None if _PACKED.search(str(path)) else open_remote(str(path))
-        return fetch_pack(str(path)) if remote is None else remote
+        return (fetch_pack if _PACKED.search(str(path)) else open_remote)(str(path))
     for file in (path, os.path.join(path, GOLDEN_RUN)):  # noqa: PTH118 - as text
         if is_pack(file):
             return unpack(file)
+    named = "name a directory that `introspect capture -o` made, or a label (`introspect runs` lists them)"
     try:
         folder = Folder.at(str(path))
-        names = folder.names()
+        is_run = MANIFEST in folder.names()
     except FileNotFoundError:
-        named = "a directory that `introspect capture -o` made, or a label (`introspect runs` lists them)"
-        raise NoRunError(f"there is no run at {path}; name {named}") from None
+        raise StoreError(f"there is no run at {path}; {named}") from None
     except (OSError, ValueError) as error:
-        if outside_cause(error):
-            raise StoreError(f"cannot read {path}: {outside_cause(error)}") from None
-        why = reason(error) if isinstance(error, OSError) else "not a path"
-        raise NoRunError(f"{path} is not a run: {why}; name a directory that `introspect capture -o` made") from None
-    if MANIFEST not in names:
-        what = "it is empty" if not names else f"it has no {MANIFEST}"
-        raise NoRunError(f"{path} is not a run: {what}; name a directory that `introspect capture -o` made")
+        if cause := outside_cause(error):
+            raise StoreError(f"cannot read {path}: {cause}") from None
+        raise StoreError(f"{path} is not a run: {reason(error)}; {named}") from None
+    if not is_run:
+        raise StoreError(f"{path} is not a run: it has no {MANIFEST}; {named}")
     return folder
 
 
@@ -103,14 +92,13 @@ def pack(run: Path, out: Path, *, sources: bool = True) -> int:
         sources: whether the text of source files goes with it.
 
     Raises:
-        StoreError: `out` exists, or cannot be written.
+        StoreError: `out` exists.
+        OSError: it cannot be written.
     """
-    if not out.name:
-        raise StoreError(f"{out} is not the name of a file: name one that does not exist yet")
     import shutil
     import zipfile  # most runs are directories, and this brings three ways of compressing
 
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    temporary = out.parent / f".{out.name}.{os.getpid()}"
     try:
         with zipfile.ZipFile(temporary, "x", zipfile.ZIP_DEFLATED, compresslevel=6, strict_timestamps=False) as made:
             for name, path in files_of(run, sources=sources):
@@ -123,8 +111,6 @@ def pack(run: Path, out: Path, *, sources: bool = True) -> int:
         os.link(temporary, out)
     except FileExistsError:
         raise StoreError(f"{out} exists: choose another name with -o") from None
-    except OSError as error:
-        raise StoreError(f"cannot write {out}: {reason(error)}; choose another place with -o") from None
     finally:
         temporary.unlink(missing_ok=True)
     return out.stat().st_size
@@ -192,12 +178,9 @@ def unpack(path: str | Path, source: str = "") -> Unpacked:
 
 def _check_members(path: str | Path, members: list[zipfile.ZipInfo], source: str) -> None:
     """Raise StoreError unless a pack has a manifest, only a run's files, and a plausible unpacked size."""
-    if len(members) > _MOST_FILES:
-        raise StoreError(f"{source} is not a packed run: it holds {len(members):,} files")
-    unexpected = next((member.filename for member in members if not NAMES.fullmatch(member.filename)), None)
-    if unexpected is not None or all(member.filename != MANIFEST for member in members):
-        why = f"it has no {MANIFEST}" if unexpected is None else "it holds a file that no run has"
-        raise StoreError(f"{source} is not a packed run: {why}; name a directory that `introspect capture -o` made")
+    names = [member.filename for member in members]
+    if len(names) > _MOST_FILES or MANIFEST not in names or not all(map(NAMES.fullmatch, names)):
+        raise StoreError(f"{source} is not a packed run; name a directory that `introspect capture -o` made")
     if sum(member.file_size for member in members) > _MOST_TIMES * Path(path).stat().st_size + _SPARE:
         raise StoreError(f"{source} is not unpacked: it claims to hold far more than a run of its size can")
 
@@ -219,16 +202,10 @@ def fetch_pack(url: str) -> Unpacked:
     import tempfile
 
     storage = Storage(url)
-    try:
-        size = storage.system.info(storage.root).get("size") or 0
-        with tempfile.TemporaryDirectory(prefix="introspect-fetched-") as folder:
-            sys.stderr.write(f"introspect: fetching {url} ({size / 1e6:,.1f} MB)\n")
+    with tempfile.TemporaryDirectory(prefix="introspect-fetched-") as folder:
+        sys.stderr.write(f"introspect: fetching {url}\n")
+        try:
             storage.system.get_file(storage.root, f"{folder}/run.zip")
-            return unpack(f"{folder}/run.zip", url)
-    except StoreError:
-        raise
-    except Exception as error:
-        failed = failure("fetch", url, error)
-        if isinstance(failed, NothingThereError):
-            failed = NoRunError(f"there is no run at {url}: check the URL")
-        raise failed from None
+        except Exception as error:
+            raise failure("fetch", url, error) from None
+        return unpack(f"{folder}/run.zip", url)

@@ -27,7 +27,7 @@ from introspect_cli.records import Joined, Layout, ModuleInfo, Record, Status, S
 from introspect_cli.store.batch import StepBatch, decode_lines, record_stats
 from introspect_cli.store.columns import LIMIT_NAMES, decode_rows
 from introspect_cli.store.documents import decode_labels
-from introspect_cli.store.files import HEADS, LOG, DamageError, Directory, unreadable
+from introspect_cli.store.files import HEADS, LOG, DamageError, Directory
 from introspect_cli.store.frames import COLUMNS, DOCUMENT, LABELS, LAYOUTS, MODULES, SITES
 from introspect_cli.store.log import Frames, StepEntry
 from introspect_cli.store.names import INFO, LAYOUT, MODULE, SITE, SiteTable, layouts_of, modules_of
@@ -386,10 +386,7 @@ class RankReader(Reader):
         step, offset, length = int(entry["step"]), int(entry["offset"]), int(entry["length"])
         log = self._opened().source
         assert log is not None  # it is there, since it has steps
-        try:
-            data = log.read(offset, offset + length)
-        except OSError as error:
-            raise unreadable(log.path, error) from None
+        data = log.read(offset, offset + length)
         if length and self.running and not any(data):
             raise StoreError(f"step {step} of {log.path} was dropped while it was read: try again")
         if len(data) != length or crc32(data) != entry["body_crc"]:

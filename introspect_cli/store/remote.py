@@ -13,8 +13,8 @@ A URL may name whatever fsspec opens. The clients below it retry what is worth a
 500). What they give up on, each says in words of its own: here it becomes one sentence that names the URL and what to
 do.
 
-A request takes longer than a quarter of a megabyte. So objects are read in blocks, which are kept for a while; where
-one step of a log follows the other, more of them at a time. What lies in the bytes is checked by who reads them.
+A request takes longer than a quarter of a megabyte. So objects are read in blocks, which are kept for a while. What
+lies in the bytes is checked by who reads them.
 
 Whoever reads runs reads a directory, and does not know of all that. Of a run of many ranks, the catalogues are read at
 once, and nothing more until it is asked for.
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from introspect_cli.errors import NoRunError, StoreError
+from introspect_cli.errors import StoreError
 from introspect_cli.store.files import FORMAT, LABEL, LIMIT_DOCUMENT, MANIFEST, NAMES, DamageError, Directory, Source
 
 if TYPE_CHECKING:
@@ -39,18 +39,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_NO_CREDENTIALS = frozenset(
-    {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "ClientAuthenticationError"}
-)
 _LONGEST = 200
 
 
 class NothingThereError(StoreError):
     """Storage has no such object."""
-
-
-class RefusedError(StoreError):
-    """Storage will answer no better if it is asked again."""
 
 
 def is_remote(path: str | Path) -> bool:
@@ -92,8 +85,8 @@ class Storage:
         """The file system's path of the object `name` below the URL."""
         return f"{self.root}/{name}" if name else str(self.root)
 
-    def entries(self, folder: str = "", *, deep: bool = False) -> dict[str, int] | None:
-        """Size by name of a folder's entries, -1 for folders; None where the URL is a single object. Not cached.
+    def entries(self, folder: str = "", *, deep: bool = False) -> dict[str, int]:
+        """Size by name of a folder's entries, -1 for folders. Not cached.
 
         With `deep`, of all objects below it, by their paths.
 
@@ -111,8 +104,6 @@ class Storage:
         own, sizes = path.strip("/"), dict[str, int]()
         for entry in listed.values() if deep else listed:
             sizes[str(entry["name"]).strip("/")] = -1 if entry["type"] == "directory" else entry.get("size") or 0
-        if [*sizes] == [own] and sizes[own] >= 0:
-            return None
         return {name.removeprefix(own).strip("/"): size for name, size in sizes.items() if name != own}
 
     def read(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes | StoreError]:
@@ -158,31 +149,19 @@ def _unless_failed(data: bytes | StoreError) -> bytes:
 def failure(doing: str, url: str, error: BaseException) -> StoreError:
     """The StoreError for a client's exception.
 
-    NothingThereError for a missing object, RefusedError where a retry is useless.
+    NothingThereError for a missing object.
 
     Args:
         doing: what could not be done, after `cannot`: `read`, `send to`.
         url: of the object.
         error: the exception.
     """
-    text = " ".join((str(error) or type(error).__name__).split())[:_LONGEST]
-    refused = ""
-    if isinstance(error, ImportError):
-        refused = f'a package is missing ({text}): `pip install "introspect-cli[remote]"` has what s3:// needs'
-    elif type(error).__name__ in _NO_CREDENTIALS or "credentials" in text.lower():
-        refused = (
-            "there are no credentials: set those that its client looks for (of s3:// AWS_PROFILE, or AWS_ACCESS_KEY_ID "
-            "and AWS_SECRET_ACCESS_KEY)"
-        )
-    elif isinstance(error, PermissionError):
-        refused = f"access is denied ({text}): check the credentials and what they allow"
-    elif isinstance(error, FileNotFoundError):
-        if isinstance(error.__cause__, OSError):  # that is how fsspec says that nobody listens there
-            return StoreError(f"cannot reach {url}: {error.__cause__}")
-        if "bucket does not exist" not in text.lower():
-            return NothingThereError(f"there is nothing at {url}: check the URL")
-        refused = "there is no such bucket: check its name"
-    return RefusedError(f"cannot {doing} {url}: {refused}") if refused else StoreError(f"cannot {doing} {url}: {text}")
+    if isinstance(error.__cause__, OSError):  # fsspec calls it a file that is not there where nobody listens
+        return StoreError(f"cannot reach {url}: {error.__cause__}")
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+    if isinstance(error, FileNotFoundError) and "bucket" not in text:
+        return NothingThereError(f"there is no run at {url}: check the URL")
+    return StoreError(f"cannot {doing} {url}: {text}")
 
 
 CATALOGUE: Final = "catalogue"
@@ -252,10 +231,8 @@ def decode_catalogue(data: bytes, path: str) -> Catalogue:
     Raises:
         DamageError: it was altered, or no version writes such a thing.
     """
-    if len(data) < _HEADER.size or data[:8] != _MAGIC:
-        raise DamageError(path, "it is no catalogue of a run")
-    _, number, crc, length = _HEADER.unpack_from(data)
-    if zlib.crc32(data[_HEADER.size :]) != crc:
+    magic, number, crc, length = _HEADER.unpack_from(data.ljust(_HEADER.size))
+    if magic != _MAGIC or zlib.crc32(data[_HEADER.size :]) != crc:
         raise DamageError(path, "its bytes are not those that were sent")
     if number > FORMAT:
         raise DamageError(path, f"it has format {number}, which a newer introspect-cli reads")
@@ -294,7 +271,7 @@ _LARGEST_PREFETCH = 16 << 20
 """Bytes that are read at once because they will be asked for, less than what is kept."""
 
 _LARGEST_WINDOW = 8 << 20
-"""Bytes of a file that are read at once where it is read in sequence."""
+"""Bytes of a file that are read at once where all of it is fetched."""
 
 _GRACE = 60.0
 now = time.time
@@ -382,7 +359,7 @@ def prefetch(wanted: Iterable[Sequence[Range]]) -> int:
 
 
 class RemoteFile(Source):
-    """A file in object storage; reads ahead when read in sequence."""
+    """A file in object storage."""
 
     def __init__(self, storage: Storage, place: str, catalogue: Catalogue, name: str) -> None:
         """Keep where the bytes are; nothing is read yet.
@@ -398,8 +375,6 @@ class RemoteFile(Source):
         self._objects = [
             (at, Range(storage, below(place, part), size, 0, size)) for part, at, size in catalogue.objects_of(name)
         ]
-        self._next = -1
-        self._window = 0
 
     @property
     def unfinished(self) -> float:
@@ -417,18 +392,9 @@ class RemoteFile(Source):
     def read(self, begin: int, end: int) -> bytes:
         """The bytes from `begin` to before `end`, fewer where the file ends before.
 
-        Where one read follows another, reads ahead.
-
         Raises:
             StoreError: storage does not give them.
         """
-        if begin == self._next:  # one asks on: more is read at once
-            self._window = min(max(2 * self._window, end - begin), _LARGEST_WINDOW)
-            if self._window > end - begin:
-                prefetch([each] for each in self.ranges(begin, begin + self._window))
-        else:
-            self._window = end - begin
-        self._next = end
         parts = map(_unless_failed, read_ranges(self.ranges(begin, end)))
         return b"".join([self._catalogue.inline.get(self._name, b"")[begin:end], *parts])
 
@@ -445,7 +411,6 @@ class RemoteFile(Source):
 
 
 _FOLDER = re.compile(r"(rank|attempt)(0|[1-9]\d{0,5})")
-_PAUSE = 0.1
 
 
 class RemoteFolder(Directory):
@@ -522,26 +487,17 @@ class RemoteFolder(Directory):
                 yield from ((f"{name}/{path}", file) for path, file in self.folder(name).files())
 
 
-def open_remote(url: str) -> RemoteFolder | None:
-    """Open the run's directory at a URL; None where the URL is a single object.
+def open_remote(url: str) -> RemoteFolder:
+    """Open the run's directory at a URL.
 
     Raises:
         StoreError: there is nothing, or no run, or it cannot be read.
     """
     storage = Storage(url)
-    try:
-        entries = storage.entries()
-    except NothingThereError:
-        raise NoRunError(f"there is no run at {url}: check the URL") from None
-    if entries is None:
-        return None
+    entries = storage.entries()
     if MANIFEST in entries:
         return _launch(storage, "", entries)
-    runs = sorted(name for name, size in entries.items() if size < 0)
-    remedy = (
-        f"name one of the runs in it, such as {url}/{runs[0]}" if runs else "`introspect publish RUN URL` sends one"
-    )
-    raise NoRunError(f"{url} is not a run: it has no {MANIFEST}; {remedy}")
+    raise StoreError(f"{url} is not a run: it has no {MANIFEST}; name a run in it, or `introspect publish RUN URL`")
 
 
 def _launch(storage: Storage, place: str, entries: Mapping[str, int] | None = None) -> RemoteFolder:
@@ -557,7 +513,7 @@ def _launch(storage: Storage, place: str, entries: Mapping[str, int] | None = No
     Raises:
         StoreError: the manifest cannot be read.
     """
-    entries = (storage.entries(place) or {}) if entries is None else entries
+    entries = storage.entries(place) if entries is None else entries
     if MANIFEST not in entries:
         return RemoteFolder(storage, place, Catalogue(over=True))
     names = [name for name in (MANIFEST, LABEL) if name in entries]
@@ -567,32 +523,17 @@ def _launch(storage: Storage, place: str, entries: Mapping[str, int] | None = No
     return RemoteFolder(storage, place, Catalogue(over=True, inline=inline), others=folders)
 
 
-def catalogues(storage: Storage, places: list[str], *, attempts: int = 3) -> list[Catalogue | None]:
+def catalogues(storage: Storage, places: list[str]) -> list[Catalogue | None]:
     """Read the catalogues of some places concurrently; None for a place without one.
 
-    One that fails its check may be about to be replaced, where storage does not replace an object at once: after a
-    pause all are read again.
-
-    Args:
-        storage: of the run.
-        places: paths of the directories.
-        attempts: how often to read, at most.
-
     Raises:
-        StoreError: one cannot be read, or fails its check each time.
+        StoreError: one cannot be read, or fails its check.
     """
     names = [below(place, CATALOGUE) for place in places]
     read: list[Catalogue | None] = []
-    try:
-        for name, data in zip(names, storage.read([(name, 0, LIMIT) for name in names]), strict=True):
-            if isinstance(data, StoreError) and not isinstance(data, NothingThereError):
-                raise data
-            read.append(decode_catalogue(data, f"{storage.url}/{name}") if isinstance(data, bytes) else None)
-    except DamageError:
-        if attempts < 2:
-            raise
-        time.sleep(_PAUSE)
-        return catalogues(storage, places, attempts=attempts - 1)
+    for name, data in zip(names, storage.read([(name, 0, LIMIT) for name in names]), strict=True):
+        absent = isinstance(data, NothingThereError)
+        read.append(None if absent else decode_catalogue(_unless_failed(data), f"{storage.url}/{name}"))
     return read
 
 

@@ -48,7 +48,6 @@ from introspect_cli.store.files import (
     DamageError,
     Directory,
     reason,
-    unreadable,
 )
 from introspect_cli.store.log import newer_format
 from introspect_cli.store.pack import from_anywhere, open_store
@@ -210,11 +209,6 @@ class Stages:
         return f"{base}{stage}{dot}{rest}"
 
 
-def stages_in(manifests: Mapping[int, Mapping[str, Any]]) -> dict[int, Stages]:
-    """The pipeline stages of each rank whose manifest names some, by rank."""
-    return {rank: stages for rank, manifest in manifests.items() if (stages := stages_of(manifest)) is not None}
-
-
 def stages_of(manifest: Mapping[str, Any]) -> Stages | None:
     """The pipeline stages that a rank's manifest names; None where there are none, or they are malformed."""
     pipeline = manifest.get("pipeline")
@@ -358,7 +352,8 @@ class Run(Closing):
         self.recorded = tuple(rank for rank in self.ranks if rank not in self.left_out) or self.ranks
         self.last_step = last_common_step(self._ranks[rank] for rank in self.ranks if rank not in self.left_out)
         self.steps = max(map(len, self._ranks.values()), default=0)
-        self.stages = stages_in(self.manifests)
+        named = ((rank, stages_of(manifest)) for rank, manifest in self.manifests.items())
+        self.stages = {rank: stages for rank, stages in named if stages is not None}
         self.state = run_state(self.manifest, self.manifests, self._ranks.values())
 
     def spawned(self) -> Directory | None:
@@ -411,13 +406,6 @@ class Run(Closing):
     def address(self) -> str:
         """The run's URL, or its absolute path."""
         return from_anywhere(self.path)
-
-    @property
-    def lone_rank(self) -> str:
-        """`rank 1 of 8 alone` where one process of a larger job was captured by itself; "" otherwise."""
-        alone = self.manifest.get("alone", {})
-        rank, world = alone.get("rank"), alone.get("world_size")
-        return f"rank {rank} of {world} alone" if isinstance(rank, int) and isinstance(world, int) else ""
 
     @property
     def label(self) -> str:
@@ -515,12 +503,9 @@ class Run(Closing):
 
     def _kept(self, folder: str, name: str, read: Callable[[Directory, str], Any]) -> Any:
         """What `read` makes of a file in the first rank's `folder` that has it; None where none has."""
-        try:
-            for place in self._folders(folder):
-                with suppress(FileNotFoundError):
-                    return read(place, name)
-        except OSError as error:
-            raise unreadable(f"{self.path} ({folder})", error) from None
+        for place in self._folders(folder):
+            with suppress(FileNotFoundError):
+                return read(place, name)
         return None
 
     @cached_property

@@ -203,35 +203,21 @@ _RUN_FILES = re.compile(
 )
 
 
-def remove_run(path: Path) -> None:
-    """Delete a run, nothing where there is none; StoreError where it is being written or cannot be removed."""
-    try:
-        refuse_or_remove(path, force=True)
-    except OSError as error:
-        raise StoreError(f"cannot remove {path}: {reason(error)}") from None
-
-
 def write_label(path: str | Path, text: str) -> None:
     """Write the user's label of the run at `path`; "" removes it.
 
     Raises:
-        StoreError: it is in object storage, no run, or cannot be written.
+        StoreError: there is no run.
+        OSError: it is in object storage, or cannot be written.
     """
     from introspect_cli.store.pack import open_store  # which a capture does without
-    from introspect_cli.store.remote import is_remote
 
-    if is_remote(path):
-        raise StoreError(f"cannot label {path}: label the run where it was recorded, and publish it again")
     open_store(path).close()
     with Folder.at(str(path)) as folder:
-        try:
-            if text:
-                folder.replace(LABEL, [text.encode()])
-            else:
-                with suppress(FileNotFoundError):
-                    os.unlink(LABEL, dir_fd=folder.fd)
-        except OSError as error:
-            raise StoreError(f"cannot label {path}: {reason(error)}") from None
+        if text:
+            folder.replace(LABEL, [text.encode()])
+        elif LABEL in folder:
+            os.unlink(LABEL, dir_fd=folder.fd)
 
 
 def refuse_or_remove(path: Path, *, force: bool, unless: Callable[[Folder], bool] = lambda _folder: False) -> None:

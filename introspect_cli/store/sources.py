@@ -55,6 +55,5 @@ def decode(folder: Directory, name: str) -> bytes:
     except zlib.error:
         raise DamageError(path, "it cannot be unpacked") from None
     if not unpacking.eof or unpacking.unused_data:
-        longer = "it is longer than a source file that is kept"
-        raise DamageError(path, longer if unpacking.unconsumed_tail else "it is not one compressed file")
+        raise DamageError(path, "it is not one compressed file, or too long")
     return data

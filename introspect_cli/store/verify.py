@@ -52,7 +52,6 @@ _TENSOR_NAME = re.compile(r"[0-9a-f]{16}\.safetensors")
 _TEMPORARY = re.compile(r"\..*\.\d+")  # what a killed writer leaves of a file it had not yet finished
 _KNOWN = (RANK_NAME.pattern, ATTEMPT_NAME.pattern, _TEMPORARY.pattern, *map(re.escape, (MANIFEST, CHILDREN, LABEL)))
 _TOP_LEVEL = re.compile("|".join(_KNOWN))
-_MAX_FINDINGS = 100
 
 Result = TypeVar("Result")
 _Checking = Callable[[Directory, str], Any]
@@ -70,7 +69,6 @@ class VerifyReport:
             `tensors` are sound.
         last_step: last step that every rank has whole; None where there is none.
         findings: what is damaged, one sentence each.
-        omitted: findings beyond those listed.
     """
 
     path: str
@@ -79,7 +77,6 @@ class VerifyReport:
     counts: Mapping[str, int]
     last_step: int | None
     findings: tuple[str, ...]
-    omitted: int = 0
 
     @property
     def sound(self) -> bool:
@@ -102,7 +99,7 @@ class _Check:
     """Checks every part of a run and collects the findings.
 
     Attributes:
-        findings: what is damaged, one sentence each; beyond `_MAX_FINDINGS` they are only counted in `omitted`.
+        findings: what is damaged, one sentence each.
         sound: how many `steps`, `records`, `documents` and `tensors` are sound.
     """
 
@@ -115,7 +112,6 @@ class _Check:
         """
         self._is_child = is_child
         self.findings: list[str] = []
-        self.omitted = 0
         self.sound = Counter[str]()
         self._folder = folder
 
@@ -136,33 +132,24 @@ class _Check:
         self.sound["documents"] += bool(manifest) + len(manifests)
         launched = launch_of(manifest) is not None
         if manifest and not launched and not manifests:
-            self._add_finding(f"{self._folder.path}: the log that says what ran is missing")
+            self.findings.append(f"{self._folder.path}: the log that says what ran is missing")
         manifest = merge_manifests(manifest, manifests)
         state = run_state(manifest, manifests if launched else {}, ranks)
         if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
-            self._add_finding(
-                f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off"
-            )
+            self.findings.append(f"{self._folder.path}: the manifest says that it is complete, but its end is cut off")
         for place in filter(None, (self._try(self._folder.rank, number) for number in numbers)):
             self._check_files(place, TENSORS, _TENSOR_NAME, tensorfile.of_file)
             self._check_files(place, SOURCES, SOURCE_NAME, decode)
         if not self._is_child:  # they have none themselves
             self._check_files(self._folder, CHILDREN, re.compile(".*"), self._check_child)
-        said = tuple(self.findings), self.omitted
-        return VerifyReport(self._folder.path, state, len(ranks), self.sound, last_common_step(ranks), *said)
+        last = last_common_step(ranks)
+        return VerifyReport(self._folder.path, state, len(ranks), self.sound, last, tuple(self.findings))
 
     def _check_child(self, folder: Directory, name: str) -> None:
         """Check the run of a process that the script started, and take over its findings."""
         with folder.folder(name) as child:
             for finding in _Check(child, is_child=True).report().findings:
-                self._add_finding(finding)
-
-    def _add_finding(self, sentence: str) -> None:
-        """Add a finding; beyond `_MAX_FINDINGS` it is only counted."""
-        if len(self.findings) < _MAX_FINDINGS:
-            self.findings.append(sentence)
-        else:
-            self.omitted += 1
+                self.findings.append(finding)
 
     def _try(self, action: Callable[..., Result], *given: Any) -> Result | None:
         """The result of `action(*given)`; None where it fails, with a finding unless a file is missing.
@@ -173,13 +160,13 @@ class _Check:
         try:
             return action(*given)
         except DamageError as error:
-            self._add_finding(error.finding)
+            self.findings.append(error.finding)
         except FileNotFoundError:
             pass
         except OSError as error:
             if outside_cause(error):
                 raise StoreError(f"cannot read {self._folder.path}: {outside_cause(error)}") from None
-            self._add_finding(f"{self._folder.path}: {reason(error)}")
+            self.findings.append(f"{self._folder.path}: {reason(error)}")
         return None
 
     def _check_top_level(self) -> list[int]:
@@ -187,7 +174,7 @@ class _Check:
         names = self._folder.names()
         for name in names:
             if not _TOP_LEVEL.fullmatch(name):
-                self._add_finding(f"{self._folder.path}: {name!a} is not part of a run")
+                self.findings.append(f"{self._folder.path}: {name!a} is not part of a run")
         return sorted(int(match[1]) for match in map(RANK_NAME.fullmatch, names) if match)
 
     def _check_rank(self, number: int, run_id: object) -> RankReader | None:
@@ -198,9 +185,9 @@ class _Check:
         if (reader := self._try(lambda: RankReader(self._folder, number, damaged=True))) is None:
             return None
         if reader.cut:
-            self._add_finding(f"{reader.frames.path}: {reader.cut}")
+            self.findings.append(f"{reader.frames.path}: {reader.cut}")
         if reader.run_id and reader.run_id.hex() != run_id:
-            self._add_finding(f"{reader.path}: it belongs to another run than the manifest")
+            self.findings.append(f"{reader.path}: it belongs to another run than the manifest")
         for table in ("sites", "layouts", "modules", "labels"):
             self._try(getattr, reader, table)
         for row in range(len(reader)):
@@ -229,7 +216,7 @@ class _Check:
                 if pattern.fullmatch(file):
                     self.sound[name] += self._try(lambda f=folder, n=file: (check(f, n), True)) is not None
                 elif not _TEMPORARY.fullmatch(file):
-                    self._add_finding(f"{folder.path}: {file!a} is not part of a run")
+                    self.findings.append(f"{folder.path}: {file!a} is not part of a run")
 
 
 def _check_step(reader: RankReader, row: int) -> int:

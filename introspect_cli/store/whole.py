@@ -307,9 +307,8 @@ def misfit(held: Sequence[tuple[int, Part | None]], shape: Sequence[int]) -> str
     if sum(_volume(part.ranges) for part in holders) & MASK == _volume(whole) & MASK:
         return ""
     pairs = (pair for pair in combinations(holders, 2) if _meet(*(part.ranges for part in pair)))
-    return (
-        f"parts of it overlap: those of {rank_list(sorted({rank for part in chain(*pairs) for rank in holders[part]}))}"
-    )
+    overlapping = sorted({rank for part in chain(*pairs) for rank in holders[part]})
+    return f"parts of it overlap: those of {rank_list(overlapping)}"
 
 
 def _volume(box: Sequence[Sequence[tuple[int, int]]]) -> int:
@@ -388,7 +387,7 @@ class CombinedStep:
         self.out = replace(firsts, site=plan.site, layout=layout, floats=floats, text=Texts(firsts.text), **made)
 
     def combined(self) -> StepBatch:
-        """The batch of all groups, to be given to `join_slices`; changes the rows, so call it once.
+        """The batch of all groups, `sequence` from 0 without gaps; changes the rows, so call it once.
 
         Of groups without parts, equal copies stay as recorded, and of kinds in `_FIRSTS` the first rank's record. Other
         unequal copies are compared, each rank's own values put together, unless some of them are not all there.
@@ -415,7 +414,8 @@ class CombinedStep:
         self._set(differ & plain, "a plain value, another on each rank")
         self._gather(differ & ~plain)
         self._mark_alike()
-        return replace(self.out, sequence=self.block.sequence[self.row])
+        order = np.argsort(self.block.sequence[self.row], kind="stable")
+        return replace(self.out, sequence=np.argsort(order).astype(np.uint32))
 
     # --- rows
 
@@ -674,20 +674,8 @@ def _is_new_value(*columns: Array) -> Array:
     return out
 
 
-def join_slices(slices: Sequence[StepBatch]) -> StepBatch:
-    """Join a step's slices into one batch, sorted by site, with `sequence` renumbered from 0 without gaps."""
-    batch = slices[0]
-    if len(slices) > 1:
-        order = np.argsort(np.concatenate([each.site for each in slices]), kind="stable")
-        batch = rows_of(slices, [np.arange(len(each)) for each in slices], order)
-    return replace(batch, sequence=np.argsort(np.argsort(batch.sequence, kind="stable")).astype(np.uint32))
-
-
 # --- whole reader
 
-
-MOST_ROWS = 1_000_000
-"""Records of ranks that are put together at once: of all that is recorded, some 300 MB."""
 
 _END = {Kind.INPUT.value: 0, Kind.GRAD_INPUT.value: 0, Kind.OUTPUT.value: -1, Kind.GRAD_OUTPUT.value: -1}
 """The stage of a pipeline, counted from either end, at which what goes into or comes out of a root is the model's."""
@@ -933,32 +921,19 @@ class WholeReader(Reader):
 
     def _combined_row(self, row: int) -> StepBatch:
         """Combine the `row`-th step."""
-        of, slices = self._slices_of(row), []
-        for which in range(of):
-            block, rows = self._stacked(row, which, of)
-            plan, layouts = self._planned(rows)
-            slices.append(CombinedStep(self, block, plan, layouts.copy()).combined())
-        return join_slices(slices)
+        block, rows = self._stacked(row)
+        plan, layouts = self._planned(rows)
+        return CombinedStep(self, block, plan, layouts.copy()).combined()
 
-    def _slices_of(self, row: int) -> int:
-        """In how many slices of sites the step is combined, so that each has at most about `MOST_ROWS` records."""
-        entries = zip(self.readers, self.positions[:, row], strict=True)
-        rows = sum(int(reader.entries["rows"][at]) for reader, at in entries)
-        return max(1, min(-(-rows // MOST_ROWS), len(self.sites)))
-
-    def _stacked(self, row: int, which: int, of: int) -> tuple[StepBatch, Rows]:
-        """The records of slice `which` of `of` of the `row`-th step of all ranks, and which rows they are.
-
-        A site is in the slice of its number modulo `of`; a gradient in that of its value.
-        """
-        wanted = np.where(self.value_of < 0, np.arange(len(self.sites)), self.value_of) % of == which
+    def _stacked(self, row: int) -> tuple[StepBatch, Rows]:
+        """The records of the `row`-th step of all ranks, and which rows they are."""
         batches: list[StepBatch] = []
         sites: list[Array] = []
         layouts: list[Array] = []
         read = read_rows(self.readers, self.positions[:, row].tolist())
         known = zip(self.site_numbers, self.tables.common_numbers, self._left_out, strict=True)
         for batch, (numbers, common, ignored) in zip(read, known, strict=True):
-            rows = np.flatnonzero(wanted[numbers[batch.site]] & ~ignored[batch.site])
+            rows = np.flatnonzero(~ignored[batch.site])
             batches.append(batch if len(rows) == len(batch) else rows_of([batch], [rows]))
             sites.append(numbers[batches[-1].site])
             layouts.append(common[batches[-1].layout])

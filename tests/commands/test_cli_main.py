@@ -194,7 +194,7 @@ def test_a_name_that_the_system_refuses_is_reported(introspect, tmp_path):
 @pytest.mark.parametrize(
     ("words", "end"),
     [
-        (("show", "LONG"), "or their directory"),
+        (("show", "LONG"), "(`introspect runs` lists them)"),
         (("diff", "--rtol", "LONG", "a", "b"), "(`introspect diff --help` tells more)"),
         (("capture", "--steps", "LONG", "train.py"), "such as 0,5,10:20,100::50"),
         (("capture", "-m", "LONG"), "among installed packages"),

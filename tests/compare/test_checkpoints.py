@@ -217,17 +217,6 @@ def test_the_verbs_take_a_checkpoint_where_they_take_a_run_and_leave_nothing_beh
     monkeypatch.setattr("tempfile.tempdir", None)
 
 
-def test_what_is_neither_a_run_nor_a_checkpoint_says_that_both_can_be_named(place, tmp_path, introspect):
-    (tmp_path / "empty").mkdir()
-    for name in ("nowhere", "empty"):
-        done = introspect("diff", place / "3.pt", name)
-        assert done.returncode == 2
-        assert ", or a checkpoint: a file of tensors (.saf" in done.stderr
-        assert ("or a label (`introspect runs` lists them)" in done.stderr) == (name == "nowhere")
-    done = introspect("zoom", place / "3.pt", place / "5.pt")
-    assert "or a checkpoint" not in done.stderr, "zoom runs scripts again"
-
-
 def test_one_checkpoint_is_shown_checked_and_exported_as_what_it_is(place, tmp_path, introspect):
     done = introspect("show", place / "2.pt")
     assert "exit code" not in done.stdout
@@ -244,11 +233,6 @@ def test_one_checkpoint_is_shown_checked_and_exported_as_what_it_is(place, tmp_p
     torch.save(state, tmp_path / "nan.pt")
     done = introspect("check", tmp_path / "nan.pt")
     assert (done.returncode, done.stdout.startswith("error: nonfinite: param ")) == (1, True)
-    done = introspect("report", place / "2.pt", "-o", "page.html")
-    assert (done.returncode, "is a checkpoint, which has no history to draw: `introspect show" in done.stderr) == (
-        2,
-        True,
-    )
     done = introspect("report", place / "2.pt", place / "5.pt", "-o", "page.html")
     assert done.returncode == 0
     assert "The checkpoints differ: " in (tmp_path / "page.html").read_text()

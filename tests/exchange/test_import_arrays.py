@@ -346,7 +346,7 @@ def test_what_cannot_be_read_is_a_sentence_and_leaves_no_run(tmp_path, kind):
 
 
 def test_a_name_without_a_kind_is_asked_for_one(tmp_path):
-    with pytest.raises(IntrospectError, match="does not say what the array is: put a kind before it"):
+    with pytest.raises(IntrospectError, match="does not say what it is of: put a kind before it"):
         imported(as_folder(tmp_path / "d", {"h.0": np.zeros(2)}), tmp_path / "run")
     with pytest.raises(IntrospectError, match="is a run already"):
         imported(write_run(tmp_path / "r", [[row("loss", "loss", "loss", 1.0)]]), tmp_path / "run")

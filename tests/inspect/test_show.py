@@ -36,8 +36,8 @@ def test_repeated_layers_are_folded_to_the_first_and_the_last(introspect, tmp_pa
     [
         (["step", "9"], "it has 4 from 0 to 3"),
         (["history", "Net.nrom"], "did you mean Net.norm"),
-        (["history", "Net.a", "--stat", "colour"], "keeps no statistic"),
-        (["history", "*", "--stat", "colour"], "keeps no statistic"),
+        (["history", "Net.a", "--stat", "colour"], "there is no statistic"),
+        (["history", "*", "--stat", "colour"], "there is no statistic"),
     ],
 )
 def test_what_there_is_not_is_told_with_what_there_is(introspect, run, words, said):

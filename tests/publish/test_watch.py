@@ -37,7 +37,7 @@ def test_a_run_is_shown_once_with_its_curves_rate_and_findings(runs, introspect)
     done = introspect("watch", "--once")
     assert done.returncode == 0, done.stderr
     assert "introspect: the last run is introspect-runs/b\n" in done.stderr
-    assert "introspect-runs/b  complete, step 5, 2 steps/s on average\n" in done.stdout
+    assert "introspect-runs/b  complete, step 5\n" in done.stdout
     assert "loss  1 at step 5, 1 to 9\n" in done.stdout
     assert "check: " in done.stdout
 
@@ -47,7 +47,6 @@ def test_the_distance_to_a_reference_is_shown_with_the_status_of_diff(runs, intr
     done = introspect("watch", runs / "b", "--against", runs / other, "--once")
     assert done.returncode == code, done.stderr
     assert f"against {runs / other}: {'First divergence at step 3' if code else 'The runs are the same'}" in done.stdout
-    assert ("Divergence map (steps 0 to 5)" in done.stdout) is bool(code)
 
 
 def test_the_reference_is_compared_as_diff_would(runs, introspect):

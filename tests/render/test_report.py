@@ -380,7 +380,7 @@ def test_a_file_that_is_there_stays(introspect, tmp_path):
     assert introspect("report", "a", "-o", "no/such/place.html").returncode == 2
 
 
-def test_operators_are_listed_where_they_were_captured(introspect, tmp_path):
+def test_operators_are_drawn_where_they_were_captured(introspect, tmp_path):
     def steps(value):
         info = SiteInfo("Net", "aten.mul.Tensor", "train.py:7")
         op = (site("forward", "op_output", "Net", 0, "aten.mul.Tensor"), info, np.full(2, value, np.float32))
@@ -391,14 +391,10 @@ def test_operators_are_listed_where_they_were_captured(introspect, tmp_path):
     made(introspect, "a", "b")
     page = (tmp_path / "page.html").read_text()
     assert '<section id="ops" aria-labelledby="ops-title" >' in page
-    assert (
-        "aten.mul.Tensor</th><td>Net</td><td>forward</td><td>train.py:7</td><td>2 float32</td><td>1</td><td>2</td>"
-        in page
-    )
     assert '<svg xmlns="http://www.w3.org/2000/svg" class="ops"' in page
     assert "fill:var(--front" in page  # the graph follows the theme
     made(introspect, "a")
-    assert "Operators of step 0" in (tmp_path / "page.html").read_text()
+    assert "results of operators at step 0" in (tmp_path / "page.html").read_text()
 
 
 def test_a_graph_without_the_origin_opens_where_its_first_operator_is(page, tmp_path):

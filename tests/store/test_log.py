@@ -56,8 +56,8 @@ def refused(path, pattern):
 NO_RUNS = {
     "no": (lambda place: None, "there is no run at .*introspect capture -o"),
     "file": (lambda place: place.write_text("x"), "is not a run: not a directory"),
-    "empty": (lambda place: place.mkdir(), "is not a run: it is empty"),
-    "nul\0": (lambda place: None, "not a path"),
+    "empty": (lambda place: place.mkdir(), "is not a run: it has no manifest.json"),
+    "nul\0": (lambda place: None, "embedded null"),
     "x" * 300: (lambda place: None, "file name too long"),
 }
 
@@ -81,7 +81,7 @@ def test_a_manifest_of_something_else_or_of_a_newer_version(tmp_path):
     start = bytearray(begin_log(0, data[16:32]))
     start[8] = 3
     log.write_bytes(forged({"rank0/log.bin": bytes(start) + data[START.size :]})["rank0/log.bin"])
-    refused(path, "format 3; this is")
+    refused(path, "format 3: install")
 
 
 @pytest.mark.parametrize("complete", [True, False])

@@ -70,7 +70,7 @@ def test_names_that_no_run_has_are_refused(tmp_path, name):
     with zipfile.ZipFile(tmp_path / "evil.zip", "w") as made:
         made.writestr("manifest.json", "{}")
         made.writestr(name, "owned")
-    with pytest.raises(StoreError, match="it holds a file that no run has"):
+    with pytest.raises(StoreError, match="is not a packed run"):
         open_run(tmp_path / "evil.zip")
 
 
@@ -98,7 +98,7 @@ def test_a_damaged_pack_is_a_sentence(tmp_path):
         list(run.rank(0).records(0))
 
 
-def test_a_url_is_fetched_and_its_size_reported(tmp_path, capsys, web_server):
+def test_a_url_is_fetched_and_that_is_told(tmp_path, capsys, web_server):
     pair(tmp_path)
     assert verb("pack", tmp_path / "a", "-o", tmp_path / "a.zip").returncode == 0
     for url in (f"file://{tmp_path}", web_server):
@@ -106,11 +106,10 @@ def test_a_url_is_fetched_and_its_size_reported(tmp_path, capsys, web_server):
             assert run.last_step == 3
             assert str(run.path) == f"{url}/a.zip"
         said = capsys.readouterr().err
-        assert said.count("introspect: fetching") == 1
-        assert "MB" in said
+        assert f"introspect: fetching {url}/a.zip" in said
         with pytest.raises(StoreError, match="there is no run at"):
             open_run(f"{url}/nothing.zip")
-    with pytest.raises(StoreError, match=r"cannot reach http://.*: Cannot connect"):
+    with pytest.raises(StoreError, match=r"cannot reach http://.*Connect call failed"):
         open_run("http://127.0.0.1:9/a.zip")
     with pytest.raises(StoreError, match="cannot reach"):
         open_run("nonsense://x/y.zip")

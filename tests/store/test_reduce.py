@@ -6,13 +6,11 @@ from pathlib import Path
 
 import opcapture
 import pytest
-from laid_out import CHANGES, together, write_changed
-from logs import recorded
+from laid_out import CHANGES, write_changed
 from verbs import verb
 
 from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import check
-from introspect_cli.store import whole
 from introspect_cli.store.run import RunState, open_run
 from introspect_cli.store.verify import verify_run
 
@@ -50,17 +48,6 @@ def test_a_run_and_its_wholes_are_the_same(wholes, change):
     assert (result.first, result.counts.within) == (None, 0), result.sentence
     assert result.verdict is Verdict.SAME, result.sentence
     assert verify_run(together).sound
-
-
-@pytest.mark.parametrize("change", ["copies", "a sample"])
-def test_slices_of_the_sites_make_the_same_wholes(wholes, change, tmp_path, monkeypatch):
-    monkeypatch.setattr(whole, "MOST_ROWS", 9)
-    run = wholes / f"shared {change}"
-    assert verb("merge", run, "-o", tmp_path / "sliced").returncode == 0
-    assert recorded(tmp_path / "sliced/rank0") == recorded(Path(f"{run} together/rank0"))
-    with open_run(run) as opened:
-        sliced = together(opened)
-        assert sliced._slices_of(0) > 2
 
 
 def test_wholes_are_one_run_that_says_what_it_does_not_have(wholes, introspect):

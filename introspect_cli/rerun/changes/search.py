@@ -185,11 +185,10 @@ class Search:
             return self._proof(least if among else frozenset(), sentence)
         make, them = ("one makes", "it") if len(both) == 1 else (f"{len(both)} make", "them")
         without = them if core == both else self._names(core)
-        sentence = (
-            f"of {count_by_kind(self.elements)}, {make} them diverge: {self._names(both)}; proven by "
-            f"{count(self.runs, 'run')}: without {without} the runs are the same up to step "
-            f"{self.reference.until}, with {them} alone they diverge"
-        )
+        until, runs = self.reference.until, count(self.runs, "run")
+        proven = f"without {without} the runs are the same up to step {until}, with {them} alone they diverge"
+        sentence = f"of {count_by_kind(self.elements)}, {make} them diverge: {self._names(both)}"
+        sentence += f"; proven by {runs}: {proven}"
         return self._proof(both, sentence, self.answers[both].result, proven=True)
 
     def _is_needed(self, part: frozenset[int]) -> bool:
