@@ -7,6 +7,7 @@ what was asked before is answered from disk.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.compare.answer.compared import exception_of
 from introspect_cli.compare.say import some
 from introspect_cli.compare.settings.settings import ENV_NOISE
-from introspect_cli.errors import UsageError
+from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.git import Repository, Revision
 from introspect_cli.rerun.place import (
     COMMITS,
@@ -34,15 +35,18 @@ from introspect_cli.rerun.place import (
     survey_of_git,
 )
 from introspect_cli.rerun.variant import Rerun, capture, log_of, result_of, run_logged, started_at
-from introspect_cli.store.files import RUNS
+from introspect_cli.store.files import MANIFEST, RUNS
 from introspect_cli.store.run import open_run
+from introspect_cli.store.run_writer import refuse_or_remove
 from introspect_cli.texts import count
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
+MAX_KEPT = 20
+"""Captures of revisions that are kept; the least recently used go first."""
 _REFUSED = ("-o", "--output", "--against", "--stop", "--verify-neutral", "--force")
 _MAX_NAMED = 4
 
@@ -133,7 +137,7 @@ class Captures:
     def run_of(self, revision: Revision, side: str, more: tuple[str, ...] = (), *, fresh: bool = False) -> Rerun:
         """The kept run of a revision, if it is complete and nothing that went into it has changed; else capture it now.
 
-        A new one may have no step.
+        A kept run that is taken is touched: it counts as used now, see `remove_old`. A new one may have no step.
 
         Args:
             revision: what is captured.
@@ -150,6 +154,7 @@ class Captures:
         if kept.is_complete and not fresh:
             if not (changed := self.changed_since(run)):
                 tell(f"{side} is {revision.words}: captured before, {os.path.relpath(run)}")
+                os.utime(run)
                 return kept
             why = f"{changed} has changed since it was captured; "
         running = f"running {shlex.join(self.command.words)} (introspect watch {os.path.relpath(run)})"
@@ -196,6 +201,18 @@ class Captures:
             if not path.is_file() or path.stat().st_size != about.get("size") or path.stat().st_mtime > began:
                 return str(name)
         return ""
+
+    def remove_old(self, used: Sequence[Path]) -> None:
+        """Remove captures, with their logs, that are neither the `MAX_KEPT` most recently used nor in `used`.
+
+        One that cannot be removed is kept silently.
+        """
+        runs = sorted((path.parent for path in self.base.glob(f"*/{MANIFEST}")), key=lambda run: -run.stat().st_mtime)
+        for run in runs[MAX_KEPT:]:
+            if run not in used:
+                with contextlib.suppress(StoreError, OSError):
+                    refuse_or_remove(run, force=True)
+                    log_of(run).unlink(missing_ok=True)
 
 
 # --- two revisions
@@ -244,6 +261,7 @@ def capture_pair(
         for side, _, run in sides:
             ends = ends_b(paths[0]) if paths else ()
             paths.append(run or str(_capture_side(captures, side, revisions[side], ends, fresh=fresh)))
+        captures.remove_old([*map(Path, paths)])
     return paths[0], paths[1]
 
 

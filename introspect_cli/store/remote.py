@@ -13,8 +13,8 @@ A URL may name whatever fsspec opens. The clients below it retry what is worth a
 500). What they give up on, each says in words of its own: here it becomes one sentence that names the URL and what to
 do.
 
-A request takes longer than a quarter of a megabyte. So objects are read in blocks, which are kept for a while. What
-lies in the bytes is checked by who reads them.
+A request takes longer than a quarter of a megabyte. So objects are read in blocks, which are kept for a while; where
+one step of a log follows the other, more of them at a time. What lies in the bytes is checked by who reads them.
 
 Whoever reads runs reads a directory, and does not know of all that. Of a run of many ranks, the catalogues are read at
 once, and nothing more until it is asked for.
@@ -271,7 +271,7 @@ _LARGEST_PREFETCH = 16 << 20
 """Bytes that are read at once because they will be asked for, less than what is kept."""
 
 _LARGEST_WINDOW = 8 << 20
-"""Bytes of a file that are read at once where all of it is fetched."""
+"""Bytes of a file that are read at once where it is read in sequence."""
 
 _GRACE = 60.0
 now = time.time
@@ -359,7 +359,7 @@ def prefetch(wanted: Iterable[Sequence[Range]]) -> int:
 
 
 class RemoteFile(Source):
-    """A file in object storage."""
+    """A file in object storage; reads ahead when read in sequence."""
 
     def __init__(self, storage: Storage, place: str, catalogue: Catalogue, name: str) -> None:
         """Keep where the bytes are; nothing is read yet.
@@ -375,6 +375,7 @@ class RemoteFile(Source):
         self._objects = [
             (at, Range(storage, below(place, part), size, 0, size)) for part, at, size in catalogue.objects_of(name)
         ]
+        self._next = self._window = -1
 
     @property
     def unfinished(self) -> float:
@@ -392,9 +393,15 @@ class RemoteFile(Source):
     def read(self, begin: int, end: int) -> bytes:
         """The bytes from `begin` to before `end`, fewer where the file ends before.
 
+        Where one read follows another, twice as many are read as the last time, for the next.
+
         Raises:
             StoreError: storage does not give them.
         """
+        self._window = min(2 * self._window, _LARGEST_WINDOW) if begin == self._next else 0
+        self._window, self._next = max(self._window, end - begin), end
+        if self._window > end - begin:
+            prefetch([each] for each in self.ranges(begin, begin + self._window))
         parts = map(_unless_failed, read_ranges(self.ranges(begin, end)))
         return b"".join([self._catalogue.inline.get(self._name, b"")[begin:end], *parts])
 
