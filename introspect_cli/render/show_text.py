@@ -114,8 +114,11 @@ def _ending(run: Overview) -> str:
 
 
 def _steps(run: Overview) -> str:
-    """How many steps a run has, and from which to which."""
-    return f"{run.steps} ({run.first_step} to {run.last_step})" if run.steps else "none"
+    """How many steps a run has, from which to which, and what came after the last one."""
+    whole = run.manifest.get("how") == "returned" or run.manifest.get("exit_code") == 0
+    after = f"; the last {'has what came after training' if whole else 'did not end'}"
+    after = after if run.manifest.get("remainder") else ""
+    return f"{run.steps} ({run.first_step} to {run.last_step}{after})" if run.steps else "none"
 
 
 def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:

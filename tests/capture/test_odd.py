@@ -40,7 +40,7 @@ def test_what_no_majority_has_is_not_called_equal(tmp_path):
     assert (result["findings"], result["checked"]) == ([], [])
     assert result["not_observed"] == [{"rule": "copies-differ", "needs": "a value that most ranks have of 1 share"}]
     experts = checked(write(tmp_path / "experts", 4, ALL, changed=other(0, 1, 2, 3, step=0)))
-    assert "with no value that most of its ranks have, of which nothing is said: 1" in experts["notes"][0]
+    assert "without a value that most ranks have 1 of 3 shares" in experts["notes"][0]
 
 
 def test_a_part_is_compared_with_copies_of_the_same_part(tmp_path):

@@ -251,5 +251,6 @@ def test_ranks_that_no_launcher_reported_are_said_to_be_missing(tmp_path, intros
             "use `introspect capture torchrun --nproc-per-node 4 ...`" in s for s in run.manifest["not_observed"]
         )
     said = introspect("check", "run").stdout
-    assert said.startswith("nothing found on rank 1 of 4 alone (")
+    assert said.startswith("nothing found (")
+    assert "this process is rank 1 of 4, and the other ranks are not in this run" in said
     assert "the other ranks are not in this run" in said

@@ -40,7 +40,7 @@ from introspect_cli.compare.changes.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.changes.statements import Definition
@@ -242,7 +242,7 @@ def changed(
         if number == _MOST_PASSES - 1 or not _learn_names(a, b, pairs, found):
             break
     changes: dict[object, Change] = {}
-    for difference in found:
+    for difference in _rejoined(a, b, found):
         for pair in _statements_of(a, b, difference):
             for one, two in _reordered(a, b, *pair):
                 _add_change(changes, one, two)
@@ -536,6 +536,23 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
         alone = [place for place in version.nodes.keys() - matched if not place[1]]
         for effect in (each for place in alone for each in effects_of(version, place) if each.key not in common):
             yield Difference(effect, None) if version is a else Difference(None, effect)
+
+
+def _rejoined(a: Version, b: Version, found: Sequence[Difference]) -> Iterator[Difference]:
+    """The differences; parts, of a value that one version alone has, and the other alone in a statement of that text.
+
+    So are the lines of a block told that went to another function and were changed.
+    """
+    gone = {line.side.text: each for each in found if each.b is None and (line := a.statement_of(each.a))}
+    joined = dict[int, list[Difference]]()
+    for each in found:
+        line = b.statement_of(each.b) if each.a is None else None
+        other = gone.get(line.side.text) if line is not None else None
+        if other and other.a and each.b and other.a.kind == each.b.kind and each.b.kind not in STATEMENTS:
+            inner = differences([other.a], [each.b])
+            joined |= {id(other): [], id(each): inner} if inner else {}
+    for each in found:
+        yield from joined.get(id(each), [each])
 
 
 def _is_of_the_run(value: Value) -> bool:
