@@ -157,6 +157,9 @@ EVENTS = (
     # steps that are skipped for infinities, and groups which step in turn that are one step
     Event("optimizers", "torch.amp:GradScaler", "step", "_watch_scaler_step"),
     Event("optimizers", "deepspeed:DeepSpeedEngine", "step", "_watch_engine_step", raised=True),
+    # that operators of an optimizer's step, which are not recorded, cost nothing
+    Event("operators", _OPTIMIZER, "register_optimizer_step_pre_hook", "_leave_for_optimizer", _HOOK),
+    Event("operators", _OPTIMIZER, "register_optimizer_step_post_hook", "_return_after_optimizer", _HOOK),
     # what a compiled region runs
     Event("compile", "torch", "compile", "stand_in_for_compile", _REPLACE),
     # inputs and outputs of modules, and those that are called past `nn.Module.__call__`

@@ -306,6 +306,16 @@ class OpProbe(GuardedProbe):
         self.live = True
         self._mode.enter_stack()
 
+    def _leave_for_optimizer(self, _optimizer: Any, args: Args, kwargs: Kwargs) -> None:
+        """Pop the mode before an optimizer step without a closure: it would cost more than the step's operators."""
+        if len(args) < 2 and kwargs.get("closure") is None:
+            self._mode.leave_stack()
+
+    def _return_after_optimizer(self, _optimizer: Any, _args: Args, _kwargs: Kwargs) -> None:
+        """Push the mode again after an optimizer step, while the step of the capture goes on."""
+        if self.live:
+            self._mode.enter_stack()
+
     def on_root(self, _module: object) -> None:
         """Record operators outside of modules in the loss phase from now on, since a root has been called."""
         self._between = Phase.LOSS
