@@ -7,6 +7,7 @@ import gc
 import random
 import weakref
 from collections import OrderedDict
+from contextlib import suppress
 
 import pytest
 import torch
@@ -418,3 +419,26 @@ def test_a_tensor_that_one_run_changes_between_steps_is_compared_with_what_the_o
         result = compared(first, second)
         assert (result.first.step, result.first.site.fqn, result.first.only) == (2, name, "")
         assert (f"{alone} alone changes it" in result.sentence) == name.endswith("mean")  # the step before recorded it
+
+
+@pytest.mark.parametrize("ends", ["raises", "is saved"])
+def test_a_model_is_let_go_after_a_forward_pass_that_raises_and_after_it_was_saved(tmp_path, ends):
+    class Net(nn.Linear):
+        def forward(self, x):
+            if ends == "raises" and self.weight.grad is not None:
+                raise MemoryError
+            return super().forward(x)
+
+    def work():
+        net = Net(3, 2)
+        net(torch.ones(5, 3)).square().mean().backward()
+        reference = weakref.ref(net.weight)
+        with suppress(MemoryError):
+            net(torch.ones(5, 3))
+        if ends == "is saved":
+            torch.save(net.state_dict(), tmp_path / "saved.pt")
+        del net
+        gc.collect()
+        assert reference() is None
+
+    captured(tmp_path / "run", work)

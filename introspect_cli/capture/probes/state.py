@@ -57,8 +57,6 @@ class StateProbe(GuardedProbe):
         self._after: ById[tuple[object, Sequence[int]]] = ById()
         self._marks: dict[int, Hashable] = {}
         """Fingerprints of tensors when they were recorded, by `id`."""
-        self._inside: Contents = [], [], []
-        """Parameters of the model that runs, as it was called."""
         self._fresh: set[str] = set()
         self._unheld: set[int] = set()
         self._unheld_as_of = -1
@@ -219,7 +217,6 @@ class StateProbe(GuardedProbe):
             with_buffers: True in the first call of a step alone; later, modules have written to their own buffers.
         """
         alone, contents = self._unheld_parameters(), self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
-        self._inside = self._tensors_of(root, _PARAMETERS) if Kind.BUFFER in contents[0] else contents
         if alone:
             contents = [*contents[0], *[Kind.PARAM] * len(alone)], [*contents[1], *alone], contents[2]
         changed = self._rewritten(contents)
@@ -254,8 +251,12 @@ class StateProbe(GuardedProbe):
 
         Nothing for a root that `on_root` has not recorded.
         """
-        state, contents, self._inside = self._context.names.find(root), self._inside, ([], [], [])
-        if state is not None and state.fqn in self._started and (changed := self._rewritten(contents))[1]:
+        state = self._context.names.find(root)
+        if state is None or state.fqn not in self._started:
+            return
+        with self._holding():  # walked once more: what is kept meanwhile would outlive a forward pass that raises
+            changed = self._rewritten(self._tensors_of(root, _PARAMETERS))
+        if changed[1]:
             self._record(changed, Phase.FORWARD, again=True)
 
     def on_after_optimizer(self) -> None:
