@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import is_introspects, line_of, outward
-from introspect_cli.capture.probes.base import GuardedProbe, tensors_in
+from introspect_cli.capture.probes.base import GuardedProbe, has_closure, tensors_in
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.views import memory_of
 
@@ -308,7 +308,7 @@ class OpProbe(GuardedProbe):
 
     def _leave_for_optimizer(self, _optimizer: Any, args: Args, kwargs: Kwargs) -> None:
         """Pop the mode before an optimizer step without a closure: it would cost more than the step's operators."""
-        if len(args) < 2 and kwargs.get("closure") is None:
+        if not has_closure(args, kwargs):
             self._mode.leave_stack()
 
     def _return_after_optimizer(self, _optimizer: Any, _args: Args, _kwargs: Kwargs) -> None:

@@ -28,6 +28,11 @@ Kwargs = dict[str, Any]
 """Arguments of a call by name."""
 
 
+def has_closure(args: Args, kwargs: Kwargs) -> bool:
+    """Whether an optimizer's step, with the optimizer first among its arguments, was given a closure."""
+    return kwargs.get("closure") is not None or callable(next(iter(args[1:]), None))
+
+
 class GuardedProbe:
     """Watches one thing, by methods that stand in the table of events (`events`), or are called like a moment.
 

@@ -17,7 +17,7 @@ import torch
 from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import outward
 from introspect_cli.capture.naming import ById, FreeNames, parameters_in, parameters_of
-from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe, has_closure
 from introspect_cli.capture.probes.optimizer_values import PLAIN, ParameterSites, Plan, setting
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.ranks.flat import ZERO, is_stepped
@@ -149,18 +149,18 @@ class OptimizerProbe(GuardedProbe):
             return None
         self._closures, self._groups = 0, groups
         with unobserved():
-            has_closure = kwargs.get("closure") is not None or callable(next(iter(args[1:]), None))
+            with_closure = has_closure(args, kwargs)
             names = map(context.names.parameters.name_of, parameters_of(optimizer))
             # With a closure it may step before any model that holds its parameters was called.
-            if not has_closure or self._parameters.get(optimizer) is not None or None not in names:
+            if not with_closure or self._parameters.get(optimizer) is not None or None not in names:
                 self._name_optimizer(optimizer)
             context.clock.begin()
             if self._recorder.wanted:
                 self._record_hyperparameters(optimizer)
                 self._record_state_before(optimizer)
-                if not has_closure:
+                if not with_closure:
                     self._record_gradients(optimizer)
-            if has_closure:
+            if with_closure:
                 return _with_closure(args, kwargs, functools.partial(self._record_closure_gradients, optimizer))
         return None
 

@@ -360,10 +360,9 @@ def _ranked_change(
     """A change with the nearest of its statements in either version.
 
     `hits` counts the words of its text that are among `named`, one that changed three times, one that gets a value once
-    more. A change that
-    `_only_defines`, or names devices where both runs have the tensor on one, is `_FAR` deeper, has no hits and cannot
-    matter; one in a class of modules or optimizers of which none is among those that `ran` is BETWEEN at best, without
-    hits, and so is one of a `forward` as the first step begins.
+    more. A change that `_only_defines`, or names devices where both runs have the tensor on one, is `_FAR` deeper, has
+    no hits and cannot matter; one in a class of modules or optimizers of which none is among those that `ran` is
+    BETWEEN at best, without hits, and so is one of a `forward` as the first step begins.
     """
     counts = [Counter(re.findall(r"\w+(?:\.\d+)?", side.text if side else "")) for side in (change.a, change.b)]
     words = set((counts[0] - counts[1]) + (counts[1] - counts[0])) or set(counts[0] + counts[1])
