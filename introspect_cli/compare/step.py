@@ -131,9 +131,12 @@ class Step:
 
     @cached_property
     def _begun(self) -> list[tuple[str, float]]:
-        """Parameters and buffers that differ as the step begins or an optimizer leaves them, with their orders."""
-        every = zip(self.sites, self.orders, strict=True)
-        begun = [(site.fqn, at) for site, at in every if site.kind in TENSORS and site.phase in _BEFORE_USE]
+        """Parameters and buffers that differ as the step begins, an optimizer leaves them, or a module is called.
+
+        With their orders.
+        """
+        every = [each for each in zip(self.sites, self.orders, strict=True) if each[0].kind in TENSORS]
+        begun = [(site.fqn, at) for site, at in every if site.phase in _BEFORE_USE or site.kind is Kind.BUFFER]
         return [*((name, -np.inf) for name in self.begins.names), *begun]
 
     def differs_before(self, order: float, phases: Container[Phase] = frozenset(Phase)) -> bool:
@@ -160,7 +163,7 @@ class Step:
         """Whether anything inside a module's call differs that has an order from `low` to `high`, or a tensor below it.
 
         Both are orders in the table, inclusive: of forward records (`runs_inside`). Of its parameters and buffers those
-        count that differ before `high`, or as the step begins, not records within the forward pass.
+        count that differ before `high`, or as the step begins, not parameters within the forward pass.
         """
         order = self.divergences.order
         begun, ended = np.searchsorted(order, low), np.searchsorted(order, high, side="right")
@@ -299,16 +302,15 @@ def tensors_held(step: Step, owners: Collection[str], kind: Kind) -> set[str]:
     return names
 
 
-def is_written_later(step: Step, fqn: str, kind: Kind, order: float) -> bool:
-    """Whether either run recorded, after `order`, that a forward pass changed the tensor.
+def is_written_later(step: Step, fqn: str, order: float) -> bool:
+    """Whether either run recorded, after `order`, that a forward pass changed the parameter.
 
     Args:
         step: the step.
-        fqn: of the tensor.
-        kind: PARAM or BUFFER.
+        fqn: of the parameter.
         order: position in run a's sequence; records at it do not count.
     """
-    table, unions = step.table, step.of(kind, Phase.FORWARD, fqn=fqn)
+    table, unions = step.table, step.of(Kind.PARAM, Phase.FORWARD, fqn=fqn)
     later = [union for union in unions.tolist() if step.state[union] and table.order_of[union] > order]
     return any(step.repeats_last(union, side) is False for union in later for side in "ab")
 
@@ -493,7 +495,7 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
     facts = list[Evidence]()
     for kind, thing in ((Kind.PARAM, Thing.PARAMETERS), (Kind.BUFFER, Thing.BUFFERS)):
         names, rewrites = tensors_held(step, owners, kind), place.site.phase is Phase.FORWARD
-        if rewrites and any(is_written_later(step, name, kind, place.order) for name in names):
+        if rewrites and kind is Kind.PARAM and any(is_written_later(step, name, place.order) for name in names):
             facts.append(Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True))
         elif names:
             answers = [tensor_known(step, name, kind, place.order) for name in names]

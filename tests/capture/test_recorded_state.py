@@ -17,7 +17,7 @@ from torch import multiprocessing, nn
 from torch.utils.data import DataLoader
 from validated import Net
 
-from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.result import Role, Verdict
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.run import open_run
 
@@ -123,9 +123,54 @@ def test_what_a_forward_pass_changes_before_a_module_runs_is_not_called_equal_th
     with open_run(a) as one, open_run(b) as two:
         assert [len(run.rank(0)) for run in (one, two)] == [4, 4]
     result = compared(a, b)
-    assert (result.first.step, result.first.site.fqn) == (call // 2, "Adapting.part")
     equal = {fact.thing for fact in result.rests_on if fact.known == "equal"}
-    assert equal == {"inputs"} | {"param": {"buffers"}, "buffer": {"parameters", "buffers_at_start"}}[kind]
+    if kind == "buffer":  # which is looked at before each call of its module
+        assert (result.first.step, result.first.site.fqn) == (call // 2, "Adapting.part.shift")
+        assert equal == {"value_before"}
+        assert [(one.code, one.fields.get("side")) for one in result.explains] == [("changed-in-one", "b")]
+        assert {one.site.fqn for one in result.divergences if one.role is Role.ORIGIN} == {result.first.site.fqn}
+    else:
+        assert (result.first.step, result.first.site.fqn) == (call // 2, "Adapting.part")
+        assert equal == {"inputs", "buffers"}
+
+
+class TwiceCalled(nn.Module):
+    def __init__(self, outside):
+        super().__init__()
+        self.part, self.outside = nn.BatchNorm1d(3), outside
+
+    def forward(self, x):
+        first = self.part(x)
+        self.outside(self.part)
+        return self.part(x) + first
+
+
+@pytest.mark.parametrize(
+    ("outside", "changed"),
+    [
+        (lambda part: None, set()),
+        (lambda part: part.num_batches_tracked.add_(1), {"num_batches_tracked"}),
+        (lambda part: part.running_var.data.mul_(2), {"running_var"}),
+        (lambda part: setattr(part, "running_var", torch.ones(3)), {"running_var"}),
+    ],
+    ids=["nothing", "in place", "through data", "assigned"],
+)
+def test_a_buffer_is_recorded_before_a_call_where_something_else_than_its_module_has_written_to_it(
+    tmp_path, outside, changed
+):
+    def work():
+        net = TwiceCalled(outside)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            net(torch.randn(5, 3)).square().mean().backward()
+            optimizer.step()
+
+    path = captured(tmp_path / "run", work)
+    for step in range(2):
+        found = [
+            r.site.fqn for r in records(path, step) if r.site.kind is Kind.BUFFER and r.site.phase is Phase.FORWARD
+        ]
+        assert sorted(found) == [f"TwiceCalled.part.{name}" for name in sorted(changed)]
 
 
 def idle(*_):

@@ -47,6 +47,7 @@ from introspect_cli.capture.naming import (
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.gradients import GradientProbe
 from introspect_cli.capture.probes.module_values import WHOLE, ModuleValues, may_be_shares
+from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.records import EVALUATED, Kind, Phase
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.views import unobserved
@@ -80,6 +81,9 @@ class ModuleProbe(GuardedProbe):
         self.values = ModuleValues(context, context.probe(GradientProbe))
         """Recorder of inputs and outputs."""
         self._names, self._draws, self._parts = context.names, context.draws, context.parts
+        self._state = context.probe(StateProbe)
+        # with several ranks, what shares the data hands buffers around
+        self._buffers_in = Phase.FORWARD if Kind.BUFFER in context.kinds and not context.has_ranks else None
         self._looked: ById[set[tuple[int, Phase]]] = ById()
 
     def stand_in_for_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -373,6 +377,8 @@ class ModuleProbe(GuardedProbe):
         calls[stack.phase] = (call := calls.get(stack.phase, 0)) + 1
         if self._draws.moved():
             self._note_draws(state, call, before=True)
+        if module._buffers and stack.phase is self._buffers_in:  # noqa: SLF001 - the public view may be the script's
+            self._state.look_at_buffers(module)
         if self.values.inputs and state.watched:
             self.values.record(state, stack.phase, _INPUT, call, args, named=kwargs)
         return state, call
@@ -447,6 +453,8 @@ class ModuleProbe(GuardedProbe):
             state.tagged, state.plain = True, None
         if self._draws.moved():
             self._note_draws(state, call, before=False)
+        if module._buffers and stack.phase is self._buffers_in:  # noqa: SLF001 - the public view may be the script's
+            self._state.look_at_buffers(module, after=True)
         if self.values.outputs and state.watched:
             self.values.record(state, stack.phase, _OUTPUT, call, (result,), WHOLE)
         if not stack.calls and stack.phase is Phase.FORWARD:

@@ -259,6 +259,20 @@ class StateProbe(GuardedProbe):
         if changed[1]:
             self._record(changed, Phase.FORWARD, again=True)
 
+    def look_at_buffers(self, module: nn.Module, *, after: bool = False) -> None:
+        """Before a call in a forward pass, record the module's own buffers that something else has written to.
+
+        After the call, only keep the marks that it leaves them with.
+        """
+        buffers = [each for each in module._buffers.values() if each is not None]  # noqa: SLF001 - the public view may be the script's
+        with unobserved():
+            if after:
+                self._recorder.summarizer.keep_marks(buffers, self._marks)
+            elif not self._own:
+                changed = self._rewritten(([Kind.BUFFER] * len(buffers), buffers, []))
+                if changed[1]:
+                    self._record(changed, Phase.FORWARD, again=True)
+
     def on_after_optimizer(self) -> None:
         """Record every buffer of every root after an optimizer step, if buffers are recorded."""
         changes = self._context.names.parameters.changes

@@ -104,7 +104,7 @@ ROWS: Final = (
         "A module's own forward code, between the modules inside it or after them, computes something else.",
         frozenset({Kind.INPUT, Kind.PARAM}),
         applies=forward.call_cause,
-        left=("forward-code",),
+        left=lambda at: ("forward-code", *["buffers-after"] * bool(at.cause.rests_on(Thing.BUFFERS_AT_START))),
         weights={"runtime": 0.7},
         names="_sdp$",  # back ends of attention draw dropout in different ways
     ),
@@ -141,8 +141,8 @@ ROWS: Final = (
     ),
     Reason(
         "by_hand",
-        "A parameter changed within a step, and not by an optimizer: in the forward pass, or without a gradient.",
-        frozenset({Kind.PARAM}),
+        "A parameter or buffer changed within a step, by neither an optimizer nor a call of its own module.",
+        _TENSORS,
         applies=update.by_hand_cause,
         left=("by-hand",),
     ),

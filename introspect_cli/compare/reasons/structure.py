@@ -31,8 +31,12 @@ _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
 def one_side_cause(step: Step, position: int) -> Cause | None:
-    """Cause `structure` of a record that one run alone has; None where both have it. `subject_of` gives its role."""
-    if not step.alone[position]:
+    """Cause `structure` of a record that one run alone has; `subject_of` gives its role.
+
+    None where both have it, and of a buffer in the forward pass, which that run alone has changed.
+    """
+    site = step.sites[position]
+    if not step.alone[position] or (site.kind is Kind.BUFFER and site.phase is Phase.FORWARD):
         return None
     subject, role = subject_of(step, position)
     return cause("structure", role=role, subject=subject)

@@ -153,8 +153,9 @@ def left_in_optimizer(at: View) -> Iterator[str]:
 def by_hand_cause(step: Step, position: int) -> Cause | None:
     """Cause `by_hand`; None where something differs before the change, or the record is no change by hand.
 
-    A change by hand is recorded in the forward pass, or at the optimizer step (its first call) of a parameter without a
-    gradient. In the forward pass, before is until the owner's last call ended.
+    A change by hand is recorded in the forward pass, of a buffer before a call of its module, or at the optimizer step
+    (its first call) of a parameter without a gradient. In the forward pass, before is until the owner's last call
+    ended.
     """
     site = step.sites[position]
     without = site.phase is Phase.OPTIMIZER and not site.call and lacks_gradient(step, site.fqn)
@@ -178,11 +179,11 @@ def _is_fed_by_then(step: Step, position: int) -> bool:
 def buffer_cause(step: Step, position: int) -> Cause | None:
     """Cause `buffer` of a buffer's first divergence: what its module's call rests on is equal, and it is not.
 
-    None where anything differs before the module's last call ended, or an input of it in any call, and for values at
-    the start.
+    None where anything differs before the module's last call ended, or an input of it in any call, and for values
+    before a call or at the start.
     """
     site, owner = step.sites[position], owner_of(step.sites[position].fqn)
-    if site.phase is Phase.START or step.differing(Kind.INPUT, owner) or _is_fed_by_then(step, position):
+    if site.phase is not Phase.OPTIMIZER or step.differing(Kind.INPUT, owner) or _is_fed_by_then(step, position):
         return None
     place = Place(Site(Phase.FORWARD, Kind.INPUT, owner), step.orders[position], owner)
     return cause("buffer", *inputs(step, place), *evidence_of("buffer", step, position), module=owner)
