@@ -57,6 +57,25 @@ def test_all_modes_of_a_module_in_a_step_are_told_where_another_attribute_change
     assert "train, then eval mode in a, eval mode in b" in result.sentence
 
 
+def test_the_gradients_of_one_call_do_not_rest_on_one_another(compare):
+    names = "Net.attention", "Net.query"
+
+    def step(factor):
+        forward = [
+            row("forward", kind, name, x) for name in names for kind in ("input", "output") for x in [np.ones(3)]
+        ]
+        given = [row("backward", "grad_input", names[0], factor * np.ones(3), path=path) for path in ("[1]", "[0]")]
+        back = [
+            row("backward", "grad_output", name, at * np.ones(3)) for name, at in zip(names, (1, factor), strict=True)
+        ]
+        return [[*forward, row("loss", "loss", "loss", 1.0), back[0], *given, back[1]]]
+
+    result = compare(step(1), step(2), options=DiffOptions(limit=None))
+    assert [(one.site.kind.value, one.role.value) for one in result.divergences] == [
+        ("grad_input", "origin"), ("grad_input", "origin"), ("grad_output", "propagated"),
+    ]  # fmt: skip
+
+
 def test_stale_gradients_are_found_through_clipping(compare):
     random = np.random.default_rng(5)
     first, second = random.normal(size=(2, 30, 7)).astype(F32)

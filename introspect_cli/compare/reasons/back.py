@@ -9,6 +9,8 @@ in the sum.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,6 +80,16 @@ def _has_no_factor(at: View) -> bool:
 
 
 # --- through modules
+
+
+def backward_cause(step: Step, position: int) -> Cause | None:
+    """Cause `backward`; None where anything differs before, but the gradients of that call just before it.
+
+    The gradients of what one call was given, or gave, are computed beside one another.
+    """
+    site = step.sites[position]
+    beside = takewhile(lambda at: replace(step.sites[at], path=site.path) == site, range(position, -1, -1))
+    return None if is_fed(step, [*beside][-1]) else cause("backward", *evidence_of("backward", step, position))
 
 
 @finds("backward")

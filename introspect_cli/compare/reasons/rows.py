@@ -119,6 +119,7 @@ ROWS: Final = (
         "backward",
         "The backward pass of a module gives another gradient although what went into it is equal.",
         frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}),
+        applies=back.backward_cause,
         left=lambda at: ("backward-through",) if at.site.kind is Kind.GRAD_INPUT else ("backward-of-user", "loss-code"),
         weights=KERNEL_WEIGHTS,
     ),
