@@ -76,6 +76,27 @@ def test_the_gradients_of_one_call_do_not_rest_on_one_another(compare):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("line", ["m.py:3", "m.py:4"], ids=["one line", "another line"])
+def test_the_first_draw_that_differs_is_the_first_that_leaves_another_state(compare, line):
+    """Where parameters of names that both runs have are drawn the other way round, but alike."""
+    drawn = [
+        ("s0 kaiming_uniform_ Net.a.weight m.py:1", "s0 kaiming_uniform_ Net.b.weight m.py:2"),
+        ("s1 uniform_ Net.b.weight m.py:3", f"s1 uniform_ Net.a.weight {line}"),
+        ("s2 normal_ Net.c m.py:5", "s3 normal_ Net.d m.py:6"),
+    ]
+    settings = [{"beginning": {"events": [f"draw torch {draw}" for draw in side]}} for side in zip(*drawn, strict=True)]
+    a, b = (
+        [[row("start", "rng", "torch", state), row("start", "param", "Net.c", x * np.ones(3))]]
+        for state, x in (("s4", 1), ("s5", 2))
+    )
+    result = compare(a, b, settings=settings)
+    assert result.first.reason == "rng"
+    (draws,) = (one for one in result.explains if one.code == "draws-differ")
+    assert draws.fields == {
+        "a": "uniform_ of Net.b.weight (m.py:3)", "b": f"uniform_ of Net.a.weight ({line})", "before": "1 draw",
+    }  # fmt: skip
+
+
 def test_stale_gradients_are_found_through_clipping(compare):
     random = np.random.default_rng(5)
     first, second = random.normal(size=(2, 30, 7)).astype(F32)

@@ -181,7 +181,8 @@ def _suspect_events(at: View) -> tuple[Sequence[Event], Sequence[Event]]:
     alike = None not in filled and one == two and len({event and event.state for event in filled}) == 1
     begins = reason in {"rng", "initial", "structure", "batch"} and not alike
     names = [*("torch", "python", "numpy") * begins, *[SCRIPT] * (at.explained_reason in MAY_REST_ON_THEM)]
-    pairs = [*(first_difference(runs, rank, name).first for name in names), *[filled] * (one != two)]
+    parted = (first_difference(runs, rank, name, by_name=reason != "rng") for name in names)
+    pairs = [*(each.first for each in parted), *[filled] * (one != two)]
     return [one for one, _ in pairs if one is not None], [two for _, two in pairs if two is not None]
 
 

@@ -126,17 +126,23 @@ class Parting(NamedTuple):
                 return  # of what drew from it, nothing is on record
             yield found("other-state", draw=str(two), since=str(common[-1]) if common else "", before=draws)
         elif one is not None or two is not None:
-            if one is not None and two is not None and one.state != two.state:  # the draw before drew another number
-                draws -= any(not event.seed for event in common[-1:])
+            if one and two and one.state != two.state and common and not common[-1].seed:
+                one, two, draws = self.a[self.agreed - 1], common[-1], draws - 1  # they drew another number
             before = draws and count(draws, "draw")
             yield found("draws-differ", a=one and str(one), b=two and str(two), before=before)
 
 
-def first_difference(runs: tuple[Run, Run], rank: int, generator: str) -> Parting:
+def first_difference(runs: tuple[Run, Run], rank: int, generator: str, *, by_name: bool = False) -> Parting:
     """Where seedings of a generator, and draws from it, part before the first step of two runs (`_is_alike`).
 
     Of generators that the script made, those that one run alone keeps do not count. No events where either run has no
     record of them.
+
+    Args:
+        runs: a and b.
+        rank: of both.
+        generator: whose events count.
+        by_name: whether draws that leave one state but fill parameters of other names differ.
     """
     a, b = (events_of(run, rank) for run in runs)
     one, two = ([event for event in events or () if event.generator == generator] for events in (a, b))
@@ -145,6 +151,8 @@ def first_difference(runs: tuple[Run, Run], rank: int, generator: str) -> Partin
     both = {event.name for event in one} & {event.name for event in two}
     if generator == SCRIPT:
         one, two = ([event for event in side if not event.name or event.name in both] for side in (one, two))
+    elif not by_name:
+        both = set()
     shorter = range(min(len(one), len(two)))
     return Parting(one, two, next((at for at in shorter if not _is_alike(one, two, at, both)), len(shorter)))
 
@@ -173,13 +181,13 @@ def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: Collecti
     return bool(one.by) or is_set or drew_alike
 
 
-def find_first_event(runs: tuple[Run, Run], rank: int, generator: str) -> Iterator[Finding]:
+def find_first_event(runs: tuple[Run, Run], rank: int, generator: str, *, by_name: bool = False) -> Iterator[Finding]:
     """Finding for the first seeding or draw before the first step that differs, where a generator's state differs.
 
     Where none differs, but the function of b's last draw is unknown, it is that draw, as the state after it is what
     differs.
     """
-    parted = first_difference(runs, rank, generator)
+    parted = first_difference(runs, rank, generator, by_name=by_name)
     if not any(parted.first) and parted.b and not parted.b[-1].by:
         parted = parted._replace(agreed=len(parted.b) - 1)
     yield from parted.finding()
@@ -211,7 +219,7 @@ def find_filling(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Findin
         if one or two:
             yield found("filled", a=one and str(one), b=two and str(two))
     elif one.state != two.state:
-        yield from find_first_event(runs, rank, "torch")
+        yield from find_first_event(runs, rank, "torch", by_name=True)
     elif one.arguments != two.arguments and None not in (one.arguments, two.arguments):
         yield found("filled-with", by=str(two), a=one.arguments or "-", b=two.arguments or "-")
     elif one.arguments is not None:
