@@ -230,7 +230,8 @@ def _one_sided(structure: Structure, alignment: Alignment) -> Iterator[Structure
                 yield StructureChange("only", *_of_side(side, name), text)
             elif owner_of(name) not in subjects.keys() & names:
                 first = min(unions, key=lambda union: (alignment.call[union], alignment.path[union]))
-                text = told("more", side=side, what=what(alignment.site(first)), step=only[first])
+                more = sum(alignment.kind[u] == alignment.kind[first] and only[u] == only[first] for u in unions) - 1
+                text = told("more", side=side, what=what(alignment.site(first)), more=more, step=only[first])
                 yield StructureChange("calls", name, name, text)
 
 

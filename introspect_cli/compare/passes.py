@@ -47,7 +47,8 @@ What was not recorded is never taken to agree.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -283,13 +284,15 @@ def evaluates(table: Table) -> tuple[bool, ...]:
 
 
 def accept_rearranged(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Pass: mark what holds the same numbers in parts or in another order WITHIN.
+    """Pass: mark what holds the same numbers in parts or in another order WITHIN, and states of saved optimizers EQUAL.
 
-    Where ranks or calls are put together, that is gathered values that agree; learned are the factors they show
-    (`gathered_agree`). Module values of two dtypes are not marked. Of two implementations of one model, it is what has
+    These are numbered in the order of groups (`_renumbered_states`). Else, where ranks or calls are put together, that
+    is gathered values that agree; learned are the factors they show (`gathered_agree`). Module values of two dtypes are
+    not marked. Of two implementations of one model, it is what has
     another shape, and tensors of several dimensions, which may be transposed, where extrema and means agree within
     rtol; gradients within ten times rtol, as they gather the rounding of a whole backward pass.
     """
+    table = table.marked(_renumbered_states(table), EQUAL)
     if not len(table.differing) or not (comparison.is_whole or comparison.match.is_port):
         return table, learned
     rows, differ = table.differing, table.of(table.differing)
@@ -304,6 +307,21 @@ def accept_rearranged(table: Table, learned: Learned, comparison: Comparison) ->
         rtol = np.where(differ.are(Kind.GRAD), 10.0, 1.0) * comparison.options.rtol
         table = table.marked(rows[may & known & moments_agree(differ, rtol, 1.0)], WITHIN)
     return table, learned
+
+
+def _renumbered_states(table: Table) -> Ids:
+    """DIFFERENT rows of saved optimizer states whose values the file of the other run holds under other numbers."""
+    rows = np.flatnonzero(table.are(Kind.PRODUCT) & (table.state == DIFFERENT))
+    rows = rows[[_STATE_NUMBER.search(table.named(row).path) is not None for row in rows.tolist()]]
+    sites = [table.named(row) for row in rows.tolist()]
+    files = [(site.fqn, site.call, _STATE_NUMBER.sub("", site.path)) for site in sites]
+    sides = [[*zip(files, of_run.column("checksum").tolist(), strict=True)] for of_run in table.both(rows)]
+    held, other = map(Counter, sides)
+    return rows[[held[one] == other[one] and held[two] == other[two] for one, two in zip(*sides, strict=True)]]
+
+
+_STATE_NUMBER = re.compile(r"(?<=\['state'\]\[)\d+(?=\])")
+"""Which parameter a saved optimizer state is of: a number in the order of the optimizer's groups."""
 
 
 def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:

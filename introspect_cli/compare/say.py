@@ -154,7 +154,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "besides": "[ Besides numbers differ: {changes}.]",
     "renamed": "{a} is {b} in b",
     "only": "only {side} {verb} [{tensor} ]{name}[ ({cls})]",
-    "more": "only {side} has {what} in step {step}",
+    "more": "only {side} has {what}[ and {more} more] in step {step}",
     "evaluates": "only {side} evaluates, first in step {step}",
     "random": "the random state of {name} differs from step {step} on",
     "nan-throughout": " In the last step, of {all}, NaN throughout in both runs: {empty:,} (the first: {first}). They "

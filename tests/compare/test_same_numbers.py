@@ -31,8 +31,32 @@ def test_a_tensor_that_is_saved_under_another_name_of_its_model_is_structure(tmp
     for name, (_, key) in zip("bc", runs[1:3], strict=True):
         result = compared(tmp_path / "a", tmp_path / name)
         assert result.verdict is Verdict.SAME
-        assert f"only b has the saved tensor ['{key}'] of n.pt" in result.sentence
+        assert f"only b has the saved tensor ['{key}'] of n.pt in step 0" in result.sentence
+    several = rows("net", "module.net.w")
+    several[0] += [row("forward", "product", "n.pt", several[0][0][2], path=f"['{key}']") for key in ("x", "y")]
+    write_run(tmp_path / "e", several)
+    said = compared(tmp_path / "a", tmp_path / "e").sentence
+    assert "only b has the saved tensor ['module.net.w'] of n.pt and 2 more in step 0" in said
     assert compared(tmp_path / "a", tmp_path / "d").verdict is Verdict.DIVERGED
+
+
+def test_states_of_a_saved_optimizer_that_numbers_its_parameters_in_another_order_are_the_same(tmp_path):
+    """As where weight decay puts other parameters into the first group; a state that no number has still differs."""
+    states = {name: np.random.default_rng(seed).normal(size=(3, 3)) for seed, name in enumerate("abc")}
+
+    def run(name, order, changed="", key="['optimizer']['state']"):
+        saved = [states[of] * (1 + (of == changed)) for of in order]
+        rows = [row("forward", "product", "n.pt", x, path=f"{key}[{at}]['exp_avg']") for at, x in enumerate(saved)]
+        write_run(tmp_path / name, [[row("optimizer", "param", "Net.w", np.arange(3)), *rows]], force=True)
+        return tmp_path / name
+
+    a = run("a", "abc")
+    assert compared(a, run("b", "bca")).verdict is Verdict.SAME
+    result = compared(a, run("b", "bca", changed="b"))
+    assert result.verdict is Verdict.DIVERGED
+    assert {one.site.path[-13] for one in result.divergences} == {"0", "1"}
+    weights = {"key": "['weights']"}  # of which the number is a name
+    assert compared(run("a", "abc", **weights), run("b", "bca", **weights)).verdict is Verdict.DIVERGED
 
 
 def test_two_models_that_share_nothing_are_not_the_same(tmp_path):
