@@ -98,9 +98,9 @@ def choose_lead(account: Account, step: Step, positions: Sequence[int]) -> tuple
 def _is_explained(account: Account, step: Step, effect: int, before: Sequence[Site]) -> bool:
     """Whether a cause explains a value that differs.
 
-    That is a one-sided module that brings a value the other run lacks or lets a gradient flow, or a random state that
-    the value may come of drawing from: a draw in the step differs, the script itself makes the value, parameters or
-    buffers differ as the step begins, or not all draws were recorded.
+    That is a one-sided module that brings a value the other run lacks or lets a gradient flow, a batch of one run alone
+    that is the value there, or a random state that the value may come of drawing from: a draw in the step differs, the
+    script itself makes the value, parameters or buffers differ as the step begins, or not all draws were recorded.
 
     Args:
         account: what the steps before have shown.
@@ -111,8 +111,13 @@ def _is_explained(account: Account, step: Step, effect: int, before: Sequence[Si
     site, begins = step.sites[effect], step.begins
     around = step.around(site.fqn, step.orders[effect]) if site.kind is Kind.INPUT else None
     makers = frozenset({site.fqn, around.fqn if around is not None else ""})
-    if step.alone[effect] or account.new_values or has_new_values(step.table.keeping(step.table.cause), makers):
+    causes, number = step.table.keeping(step.table.cause), int(step.divergences.site[effect])
+    if step.alone[effect] or account.new_values or has_new_values(causes, makers):
         return True
+    for half in causes.halves:
+        loaded = causes.alignment.are(Kind.BATCH, sites=half.sites[half.only])
+        if causes.number("checksum", number, half.side) in half.batch.checksum[half.only[loaded]]:
+            return True
     in_both = step.modules[0].keys() & step.modules[1].keys()
     back = [each for each in before if each.phase is Phase.BACKWARD and site.phase in _AFTER_LOSS]
     if any(each.kind is Kind.OP_OUTPUT or (each.kind in FLOWING_BACK and each.fqn in in_both) for each in back):

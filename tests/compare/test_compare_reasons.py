@@ -97,6 +97,19 @@ def test_the_first_draw_that_differs_is_the_first_that_leaves_another_state(comp
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("factor", "kind"), [(1, Kind.BATCH), (2, Kind.INPUT)], ids=["is the batch", "is another"])
+def test_a_batch_of_one_run_alone_comes_before_the_input_that_it_is(compare, factor, kind):
+    batches = np.random.default_rng(0).normal(size=(2, 4, 3)).astype(F32)
+
+    def step(taken, given):
+        loaded = [row("data", "batch", "DataLoader", each, call=call) for call, each in enumerate(batches[:taken])]
+        return [[*loaded, row("forward", "input", "Net", given), row("forward", "output", "Net", given**2)]]
+
+    for sides in ((1, 2), (2, 1)):
+        runs = [step(taken, batches[0] if taken == 1 else factor * batches[1]) for taken in sides]
+        assert compare(*runs).first.site.kind is kind
+
+
 def test_stale_gradients_are_found_through_clipping(compare):
     random = np.random.default_rng(5)
     first, second = random.normal(size=(2, 30, 7)).astype(F32)
