@@ -246,9 +246,15 @@ class Step:
         return bool((self.state_before[sites] == DIFFERENT).any())
 
     def is_recorded_before(self, fqn: str) -> bool:
-        """Whether both runs have a record of any kind under this FQN in the previous step; False without that step."""
-        before, sites = self.begins.before, self.alignment.by_fqn[fqn]
-        return before is not None and all(np.isin(sites, half.sites).any() for half in before.halves)
+        """Whether both runs have a record of any kind under this FQN in an earlier step; False without the one before.
+
+        Sites are numbered in the order of their first records. With ranks put together, the step before alone counts.
+        """
+        if (before := self.begins.before) is None:
+            return False
+        numbers = zip(self.alignment.ids, before.halves, strict=True)
+        known = (half.sites if self.is_gathered else ids[: half.batch.site.max(initial=0) + 1] for ids, half in numbers)
+        return all(np.isin(self.alignment.by_fqn[fqn], sites).any() for sites in known)
 
     @cached_property
     def calls(self) -> list[Call]:
