@@ -83,7 +83,7 @@ class ModuleProbe(GuardedProbe):
         self._names, self._draws, self._parts = context.names, context.draws, context.parts
         self._state = context.probe(StateProbe)
         # with several ranks, what shares the data hands buffers around
-        self._buffers_in = Phase.FORWARD if Kind.BUFFER in context.kinds and not context.has_ranks else None
+        self._sees_buffers = Kind.BUFFER in context.kinds and not context.has_ranks
         self._looked: ById[set[tuple[int, Phase]]] = ById()
 
     def stand_in_for_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -377,7 +377,7 @@ class ModuleProbe(GuardedProbe):
         calls[stack.phase] = (call := calls.get(stack.phase, 0)) + 1
         if self._draws.moved():
             self._note_draws(state, call, before=True)
-        if module._buffers and stack.phase is self._buffers_in:  # noqa: SLF001 - the public view may be the script's
+        if module._buffers and self._sees_buffers and state.plain is type(module) and stack.phase is Phase.FORWARD:  # noqa: SLF001 - the public view may be the script's
             self._state.look_at_buffers(module)
         if self.values.inputs and state.watched:
             self.values.record(state, stack.phase, _INPUT, call, args, named=kwargs)
@@ -453,7 +453,7 @@ class ModuleProbe(GuardedProbe):
             state.tagged, state.plain = True, None
         if self._draws.moved():
             self._note_draws(state, call, before=False)
-        if module._buffers and stack.phase is self._buffers_in:  # noqa: SLF001 - the public view may be the script's
+        if module._buffers and self._sees_buffers and state.plain is type(module):  # noqa: SLF001 - the public view may be the script's
             self._state.look_at_buffers(module, after=True)
         if self.values.outputs and state.watched:
             self.values.record(state, stack.phase, _OUTPUT, call, (result,), WHOLE)

@@ -262,7 +262,7 @@ class StateProbe(GuardedProbe):
     def look_at_buffers(self, module: nn.Module, *, after: bool = False) -> None:
         """Before a call in a forward pass, record the module's own buffers that something else has written to.
 
-        After the call, only keep the marks that it leaves them with.
+        After a call in any phase, only keep the marks that it leaves them with.
         """
         buffers = [each for each in module._buffers.values() if each is not None]  # noqa: SLF001 - the public view may be the script's
         with unobserved():

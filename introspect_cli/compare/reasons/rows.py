@@ -142,7 +142,7 @@ ROWS: Final = (
     ),
     Reason(
         "by_hand",
-        "A parameter or buffer changed within a step, by neither an optimizer nor a call of its own module.",
+        "A tensor changed within a step, and not by an optimizer: in the forward pass, or without a gradient.",
         _TENSORS,
         applies=update.by_hand_cause,
         left=("by-hand",),
