@@ -178,7 +178,7 @@ def changes_of(structure: Structure, alignment: Alignment, match: Correspondence
     """
     renamed = [names for names in match.renamed.items() if not names[1].endswith(DISPLACED)]
     rows = [StructureChange("renamed", old, new, told("renamed", a=old, b=new)) for old, new in renamed]
-    rows += _one_sided(structure, alignment)
+    rows += _one_sided(structure, alignment, is_port=match.is_port)
     for side, step in structure.evaluations.items():
         rows.append(StructureChange("only", *_of_side(side, "evaluation"), told("evaluates", side=side, step=step)))
     for name, step in structure.random.items():
@@ -205,11 +205,12 @@ def star(name: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
-def _one_sided(structure: Structure, alignment: Alignment) -> Iterator[StructureChange]:
+def _one_sided(structure: Structure, alignment: Alignment, *, is_port: bool) -> Iterator[StructureChange]:
     """What one run only has, a's first.
 
     Modules and tensors come before further records of what both have. Inside a module that only one run has, only that
-    outermost module is named. Left out are further records of a name whose parent module has further ones too.
+    outermost module is named. Left out are further records of a name whose parent module has further ones too. With
+    `is_port` names are said to be there in the step that is compared, as later ones were not matched.
     """
     for side, only, names, around in zip(
         "ab", structure.only, alignment.names[::-1], alignment.around[::-1], strict=True
@@ -226,7 +227,7 @@ def _one_sided(structure: Structure, alignment: Alignment) -> Iterator[Structure
                 tensor = next((kind.one for kind in TENSORS if KIND_CODES[kind] in alignment.kind[unions]), "")
                 cls = alignment.module_class[unions[0]] if unions and not tensor else ""
                 said = {"verb": "runs" if name in around else "has", "tensor": tensor, "cls": cls * (cls != name)}
-                text = told("only", side=side, name=name, **said)
+                text = told("only", side=side, name=name, step=is_port and str(min(only.values())), **said)
                 yield StructureChange("only", *_of_side(side, name), text)
             elif owner_of(name) not in subjects.keys() & names:
                 first = min(unions, key=lambda union: (alignment.call[union], alignment.path[union]))

@@ -153,7 +153,7 @@ _TOLD: Final[Mapping[str, str]] = {
     # what differs besides numbers
     "besides": "[ Besides numbers differ: {changes}.]",
     "renamed": "{a} is {b} in b",
-    "only": "only {side} {verb} [{tensor} ]{name}[ ({cls})]",
+    "only": "only {side} {verb} [{tensor} ]{name}[ ({cls})][ in step {step}]",
     "more": "only {side} has {what}[ and {more} more] in step {step}",
     "evaluates": "only {side} evaluates, first in step {step}",
     "random": "the random state of {name} differs from step {step} on",

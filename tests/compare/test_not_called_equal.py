@@ -130,5 +130,6 @@ def test_two_implementations_of_which_the_first_step_was_compared_are_not_called
     assert asked.stdout.startswith(
         "Could not tell: equal up to and including step 0; 3 steps after that were not compared"
     )
+    assert "only b has B.both (Linear) in step 0" in asked.stdout
     assert introspect("diff", "a4", "b4", "--steps", "0").returncode == 0
     assert introspect("diff", "a4", "b4", "--steps", ":").returncode == 1
