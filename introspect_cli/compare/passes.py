@@ -263,7 +263,10 @@ def _unobservable(alignment: Alignment, sites: Ids, other: Half) -> Mask:
         sites: union numbers of the one-sided sites.
         other: the other run's records.
     """
-    names, of_modules = [alignment.fqn[site] for site in sites.tolist()], alignment.are(*MODULE_KINDS, sites=sites)
+    written = alignment.are(Kind.BUFFER, Phase.FORWARD, sites=sites)  # as the call of a module begins
+    every = zip(sites.tolist(), written.tolist(), strict=True)
+    names = [owner_of(alignment.fqn[site]) if of_buffer else alignment.fqn[site] for site, of_buffer in every]
+    of_modules = alignment.are(*MODULE_KINDS, sites=sites) | written
     recorded = (other.sites, Kind.GRAD), (sites, *MODULE_KINDS), (other.sites, *MODULE_KINDS)
     trained, ran, seen = ({name.partition(".")[0] for name in alignment.names_of(*each)} for each in recorded)
     # without a loss, an optimizer steps once more
@@ -313,8 +316,7 @@ def _renumbered_states(table: Table) -> Ids:
     """DIFFERENT rows of saved optimizer states whose values the file of the other run holds under other numbers."""
     rows = np.flatnonzero(table.are(Kind.PRODUCT) & (table.state == DIFFERENT))
     rows = rows[[_STATE_NUMBER.search(table.named(row).path) is not None for row in rows.tolist()]]
-    sites = [table.named(row) for row in rows.tolist()]
-    files = [(site.fqn, site.call, _STATE_NUMBER.sub("", site.path)) for site in sites]
+    files = [(of.fqn, of.call, _STATE_NUMBER.sub("", of.path)) for of in map(table.named, rows.tolist())]
     sides = [[*zip(files, of_run.column("checksum").tolist(), strict=True)] for of_run in table.both(rows)]
     held, other = map(Counter, sides)
     return rows[[held[one] == other[one] and held[two] == other[two] for one, two in zip(*sides, strict=True)]]

@@ -112,12 +112,8 @@ def _is_explained(account: Account, step: Step, effect: int, before: Sequence[Si
     around = step.around(site.fqn, step.orders[effect]) if site.kind is Kind.INPUT else None
     makers = frozenset({site.fqn, around.fqn if around is not None else ""})
     causes, number = step.table.keeping(step.table.cause), int(step.divergences.site[effect])
-    if step.alone[effect] or account.new_values or has_new_values(causes, makers):
+    if step.alone[effect] or account.new_values or has_new_values(causes, makers, number):
         return True
-    for half in causes.halves:
-        loaded = causes.alignment.are(Kind.BATCH, sites=half.sites[half.only])
-        if causes.number("checksum", number, half.side) in half.batch.checksum[half.only[loaded]]:
-            return True
     in_both = step.modules[0].keys() & step.modules[1].keys()
     back = [each for each in before if each.phase is Phase.BACKWARD and site.phase in _AFTER_LOSS]
     if any(each.kind is Kind.OP_OUTPUT or (each.kind in FLOWING_BACK and each.fqn in in_both) for each in back):
@@ -152,16 +148,17 @@ def _drawn(step: Step) -> set[str]:
     return {generator_of(site) for site in step.sites if site.kind is Kind.RNG and site.phase is not Phase.START}
 
 
-def has_new_values(causes: Table, makers: frozenset[str] = frozenset()) -> bool:
+def has_new_values(causes: Table, makers: frozenset[str] = frozenset(), effect: int = -1) -> bool:
     """Whether any one-sided record before the backward pass brings a value that the other run does not have.
 
-    Outputs, results of operators, parameters and buffers bring one, by checksum; so does an input of a module with no
-    outputs on record, or of one in whose code the first value that differs may be made. A wrapper or an identity brings
-    none.
+    Outputs, results of operators, parameters and buffers bring one, by checksum; so does a batch that is the first
+    value that differs, an input of a module with no outputs on record, or of one in whose code that value may be made.
+    A wrapper or an identity brings none.
 
     Args:
         causes: the step's table, with causes as its only diverging rows.
         makers: modules in whose code the first value that differs may be made.
+        effect: union number of the site of that value; -1 for none.
     """
     are, fqn = causes.alignment.are, causes.alignment.fqn
     agreeing = causes.both(np.flatnonzero(causes.agreeing))  # parts of a batch have another checksum
@@ -171,7 +168,9 @@ def has_new_values(causes: Table, makers: frozenset[str] = frozenset()) -> bool:
         given = {fqn[site] for site in sites[are(Kind.INPUT, *_EARLY, sites=sites)]}
         gave = {fqn[site] for site in half.sites[are(Kind.OUTPUT, sites=half.sites)]}
         new = ~np.isin(gives, np.append(other.checksum, known.column("checksum")))
-        if new.any() or given - gave or given & makers:  # or what it gave was not seen, or differs
+        loaded = half.batch.checksum[half.only[are(Kind.BATCH, sites=sites)]]
+        is_loaded = causes.number("checksum", effect, half.side) in loaded
+        if new.any() or given - gave or given & makers or is_loaded:  # or what it gave was not seen, or differs
             return True
     return False
 

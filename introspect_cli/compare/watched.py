@@ -111,7 +111,8 @@ def covered(
 
     All False if either capture failed or either run is a list. Else those of a kind that the other run was told to
     record; of operators, of evaluation, of the optimizer phase, and of what is looked at once more as a step begins,
-    only if it has any such record. Not recomputation and random states; nor, where an option that chooses modules was
+    only if it has any such record; buffers in the forward pass only if it had one rank. Not recomputation and random
+    states; nor, where an option that chooses modules was
     given differently, sites of modules that one run alone has; nor, unless `same_start`, start values.
 
     Args:
@@ -133,7 +134,8 @@ def covered(
     for manifest, sites in ((manifest_b, alignment.b_ids), (manifest_a, slice(len(alignment.a)))):
         observed = observed_kinds(manifest)
         told = alignment.are(*(kind for kind in Kind if kind.value in observed))
-        masks.append(counts & told & (usual | np.isin(both, both[sites])))
+        looks = usual & ~(alignment.are(Kind.BUFFER, Phase.FORWARD) & (manifest.get("world_size") not in {None, 1}))
+        masks.append(counts & told & (looks | np.isin(both, both[sites])))
     return masks[0], masks[1]
 
 

@@ -149,6 +149,21 @@ class TestCoverage:
         assert "the output of Net in step 0" in result.sentence
         assert result.counts.not_observed == 1
 
+    @pytest.mark.parametrize(("ranks", "verdict"), [(1, Verdict.DIVERGED), (2, Verdict.SAME)])
+    def test_what_writes_to_a_buffer_before_a_call_is_looked_for_with_one_rank_alone(self, diff, ranks, verdict):
+        given, written = row("forward", "input", "Net", X), row("forward", "buffer", "Net.table", X)
+        kinds = {"observed": ["input", "output", "buffer"]}
+        about = {"about_a": {"manifest": kinds}, "about_b": {"manifest": kinds | {"world_size": ranks}}}
+        result = diff([[written, given]], [[given]], **about)
+        assert result.verdict is verdict
+
+    def test_what_writes_to_a_buffer_of_a_compiled_module_is_not_seen(self, diff):
+        calls = [row("forward", kind, "Net.part", X) for kind in ("input", "output")]
+        eager = [row("forward", "buffer", "Net.part.table", X), *calls, row("loss", "loss", "loss", 1.0)]
+        compiled = [row("forward", "output", "Net.part", None), row("loss", "loss", "loss", 1.0)]
+        begins, ends = row("start", "buffer", "Net.part.table", 2 * X), row("optimizer", "buffer", "Net.part.table", X)
+        assert diff([[begins, *eager, ends]], [[begins, *compiled, ends]]).verdict is not Verdict.DIVERGED
+
     def test_what_neither_saw_is_noted_and_where_that_is_most_it_is_undecided(self, diff):
         some = [
             [
