@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn.parameter import is_lazy
 
-from introspect_cli.capture import torch_distributed
+from introspect_cli.capture import private_api, torch_distributed
 from introspect_cli.capture.naming import ById, Contents, holders_in, modules_in, parameters_of, place_of, tensors_in
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.products import tensors_in_module
@@ -265,13 +265,13 @@ class StateProbe(GuardedProbe):
         After a call in any phase, only keep the marks that it leaves them with.
         """
         buffers = [each for each in module._buffers.values() if each is not None]  # noqa: SLF001 - the public view may be the script's
-        with unobserved():
+        summarizer = self._recorder.summarizer
+        with private_api.no_torch_function():
             if after:
-                self._recorder.summarizer.keep_marks(buffers, self._marks)
-            elif not self._own:
-                changed = self._rewritten(([Kind.BUFFER] * len(buffers), buffers, []))
-                if changed[1]:
-                    self._record(changed, Phase.FORWARD, again=True)
+                summarizer.keep_marks(buffers, self._marks)
+            elif not self._own and (changed := summarizer.unlike(buffers, self._marks)):
+                with unobserved():
+                    self._record(([Kind.BUFFER] * len(changed), changed, []), Phase.FORWARD, again=True)
 
     def on_after_optimizer(self) -> None:
         """Record every buffer of every root after an optimizer step, if buffers are recorded."""
