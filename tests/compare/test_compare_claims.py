@@ -134,7 +134,7 @@ def loaded(steps, drawn, fault=1.0):
 
 class TestBatches:
     def test_a_batch_of_one_run_alone_is_not_among_those_that_are_equal(self, compare):
-        result = compare(loaded(2, ({}, {})), loaded(2, ({}, {0: 1, 1: 2})))
+        result = compare(loaded(2, ({}, {}), 2.0), loaded(2, ({}, {0: 1, 1: 2}), 2.0))  # and prepares it
         assert result.first.site.kind.value == "input"
         assert {fact.text for fact in result.rests_on if fact.known == "equal"} == {"the batches that both runs have"}
         assert "which batches it takes" in result.sentence
