@@ -287,15 +287,15 @@ def evaluates(table: Table) -> tuple[bool, ...]:
 
 
 def accept_rearranged(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Pass: mark what holds the same numbers in parts or in another order WITHIN, and states of saved optimizers EQUAL.
+    """Pass: mark what holds the same numbers in parts or in another order WITHIN.
 
-    These are numbered in the order of groups (`_renumbered_states`). Else, where ranks or calls are put together, that
-    is gathered values that agree; learned are the factors they show (`gathered_agree`). Module values of two dtypes are
-    not marked. Of two implementations of one model, it is what has
-    another shape, and tensors of several dimensions, which may be transposed, where extrema and means agree within
-    rtol; gradients within ten times rtol, as they gather the rounding of a whole backward pass.
+    That is states of saved optimizers, numbered in the order of groups (`_renumbered_states`). Where ranks or calls are
+    put together, it is gathered values that agree; learned are the factors they show (`gathered_agree`). Module values
+    of two dtypes are not marked. Of two implementations of one model, it is what has another shape, and tensors of
+    several dimensions, which may be transposed, where extrema and means agree within rtol; gradients within ten times
+    rtol, as they gather the rounding of a whole backward pass.
     """
-    table = table.marked(_renumbered_states(table), EQUAL)
+    table = table.marked(_renumbered_states(table), WITHIN)  # which parameter a number stands for is not on record
     if not len(table.differing) or not (comparison.is_whole or comparison.match.is_port):
         return table, learned
     rows, differ = table.differing, table.of(table.differing)
