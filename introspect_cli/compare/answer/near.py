@@ -194,8 +194,8 @@ def _last_part(name: str) -> str:
 def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths, ...]:
     """Statements of one version that are RECORDED, COMPUTES, BUILDS and BETWEEN, in this order, with their depths.
 
-    Left out is what runs after a place in the first forward pass. One deeper is what runs ahead of the last module that
-    agreed, or does not reach the part of the output; the latter in its module's first call is `_FAR` deeper.
+    Left out is what runs after a place in the first forward pass. One deeper is what does not reach the part of the
+    output; in its module's first call it is `_FAR` deeper.
 
     Args:
         code: the version.
@@ -227,9 +227,8 @@ def _reach(code: Code, at: View | None, clues: Clues, side: int) -> tuple[Depths
         between.update(code.statements)
     reach = recorded, computes, code.statements_behind([*recorded, *computes], models), dict.fromkeys(between, 0)
     around = ancestors(at.site.fqn) if is_in_first_pass and at.cause.reason != "gap" else ()
-    late = _statements_beside(code, at, around, at.site.fqn, after=True)
-    aside = apart | _statements_beside(code, at, [at.cause.module] * bool(at.cause.after), at.cause.after, after=False)
-    return tuple({s: depth + (s in aside) for s, depth in depths.items() if s not in late} for depths in reach)
+    late = _statements_behind(code, at, around)
+    return tuple({s: depth + (s in apart) for s, depth in depths.items() if s not in late} for depths in reach)
 
 
 def _statements_apart(code: Code, at: View, *, first: bool) -> set[Statement]:
@@ -245,10 +244,10 @@ def _statements_apart(code: Code, at: View, *, first: bool) -> set[Statement]:
     return {s for place in places for s in code.statements_apart(place, number, first=first)}
 
 
-def _statements_beside(code: Code, at: View, owners: Sequence[str], fqn: str, *, after: bool) -> set[Statement]:
-    """Statements of the modules `owners` behind, or ahead of, what they call of the module `fqn` inside them."""
-    calls = [(at.modules[name].module_class, fqn.removeprefix(f"{name}.")) for name in owners if name in at.modules]
-    return {s for owner, inner in calls for s in code.statements_beside(owner, inner.partition(".")[0], after=after)}
+def _statements_behind(code: Code, at: View, owners: Sequence[str]) -> set[Statement]:
+    """Statements of the modules `owners` behind what they call of the place's module inside them."""
+    inner = [(each, at.site.fqn.removeprefix(f"{each}.").partition(".")[0]) for each in owners if each in at.modules]
+    return {s for owner, name in inner for s in code.statements_after(at.modules[owner].module_class, name)}
 
 
 def _calling(code: Code, at: View, side: int) -> set[Definition]:

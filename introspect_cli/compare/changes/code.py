@@ -237,18 +237,14 @@ class Code:
             file = homes[0] if len(homes) == 1 else file
         return file
 
-    def statements_beside(self, class_name: str, name: str, *, after: bool) -> Iterator[Statement]:
-        """Statements of a class's methods behind the last one that takes the attribute `name`, in no loop with it.
-
-        With `after` False, those ahead of the first one.
-        """
+    def statements_after(self, class_name: str, name: str) -> Iterator[Statement]:
+        """Statements of a class's methods behind the last one that takes the attribute `name`, in no loop with it."""
         for file, qualified, _ in self.classes.get(class_name, ()):
             methods = [each for each in self.by_definition if each[0] == file and each[1].startswith(f"{qualified}.")]
             for place in methods:
                 calling = [s for s in self.by_definition[place] if name in s.takes]
-                for s in self.by_definition[place] if calling and not place[1].endswith("__init__") else ():
-                    if _is_behind(s, calling[-1]) if after else s.lines[1] < calling[0].lines[0]:
-                        yield s
+                if calling and not place[1].endswith("__init__"):
+                    yield from (s for s in self.by_definition[place] if _is_behind(s, calling[-1]))
 
     def statements_apart(self, place: Definition, part: int | None, *, first: bool) -> set[Statement]:
         """Statements of a function whose values do not reach what it returns; none where it returns no names.
