@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from introspect_cli.compare.evidence import Cause, Known, Thing, with_state
+from introspect_cli.compare.ledger import TENSORS
 from introspect_cli.compare.reasons import back, draws, forward, ranks, split, start, structure, update
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason, cause
 from introspect_cli.compare.result import Role
@@ -28,7 +29,6 @@ def _left_in_gap(at: View) -> Iterator[str]:
         yield "steps-between"
 
 
-_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 _OUTSIDE = frozenset({Kind.RNG, Kind.BATCH})
 """What no step before computes."""
 _DRAWN = {"command": 0.9, "seeds": 1.0, "options": 0.95}
@@ -51,7 +51,7 @@ ROWS: Final = (
     Reason(
         "outside",
         "A parameter or buffer changed between two steps, and not by an optimizer step.",
-        _TENSORS,
+        frozenset(TENSORS),
         applies=start.start_cause,
         left=start.left_outside,
         weights={"checkpoints": 0.97},
@@ -66,7 +66,7 @@ ROWS: Final = (
     Reason(
         "gap",
         "Not everything that went in was recorded: it is listed what is missing and which causes remain.",
-        frozenset({*_TENSORS, Kind.OPTIMIZER_STATE}),
+        frozenset({*TENSORS, Kind.OPTIMIZER_STATE}),
         applies=start.start_cause,
         left=_left_in_gap,
         weights={"scalers": 0.6},
@@ -159,7 +159,7 @@ ROWS: Final = (
     Reason(
         "initial",
         "A parameter or buffer differs before any training: its initialisation, or the checkpoint that it came from.",
-        _TENSORS,
+        frozenset(TENSORS),
         applies=start.start_cause,
         left=start.left_in_initial,
         weights=_DRAWN | {"checkpoints": 0.97},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.evidence import Cause, Known, Thing
+from introspect_cli.compare.ledger import TENSORS
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.forward import find_attributes_of
 from introspect_cli.compare.reasons.structure import subject_of
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.result import Finding
     from introspect_cli.compare.step import Step
-
-TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
 def start_cause(step: Step, position: int) -> Cause | None:

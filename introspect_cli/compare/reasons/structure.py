@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known
+from introspect_cli.compare.ledger import TENSORS
 from introspect_cli.compare.match import tied_to
 from introspect_cli.compare.names import DISPLACED, FORWARD, ancestors, owner_of
 from introspect_cli.compare.reasons.base import cause
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.result import Finding
     from introspect_cli.compare.step import Step
-
-_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
 def one_side_cause(step: Step, position: int) -> Cause | None:
@@ -117,10 +116,10 @@ def _find_subject(at: View) -> Iterator[Finding]:
     """
     subject, sides = at.cause.subject, (at.first.only, at.side_without)
     classes = [*find_class(at, subject)]
-    if at.site.kind in _TENSORS and not classes and not _is_name_missing(at, subject):
+    if at.site.kind in TENSORS and not classes and not _is_name_missing(at, subject):
         subject = at.site.fqn  # a module that both have may lack a tensor in one run
     yield from classes or find_class(at, owner_of(subject))
-    tensor = at.site.kind in _TENSORS and subject == at.site.fqn
+    tensor = at.site.kind in TENSORS and subject == at.site.fqn
     other = at.step.comparison.b if at.side_without == "b" else at.step.comparison.a
     # a tensor of that name may be another one's partner
     if _is_name_missing(at, subject) and not (tensor and subject.removesuffix(DISPLACED) in other.sites.fqn):
