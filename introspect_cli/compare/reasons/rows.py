@@ -143,7 +143,7 @@ ROWS: Final = (
     Reason(
         "by_hand",
         "A tensor changed within a step, and not by an optimizer: in the forward pass, or without a gradient.",
-        _TENSORS,
+        frozenset(TENSORS),
         applies=update.by_hand_cause,
         left=("by-hand",),
     ),
