@@ -115,7 +115,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "targets": "the targets",
     "not-restored": "resuming did not restore it",
     "saving": "what is saved or kept (a moving average, a copy, a conversion, what resuming restored of it)",
-    "backward-through": "the backward pass through this module",
+    "backward-through": "the backward pass through this module or of what else uses that input",
     "backward-of-user": "the backward pass of what uses that output",
     "factors": "clipping, unscaling, accumulation",
     "zero-grad": "zero_grad",

@@ -252,3 +252,16 @@ def test_what_an_exception_cut_off_is_no_divergence_by_itself(tmp_path):
     assert result.sentence.startswith("Run b ended by an exception in step 1 where run a goes on: ValueError: late.")
     assert [origin.divergence.site.fqn for origin in result.origins] == ["Net.a.weight"]
     assert "Independent divergences" in verb("diff", tmp_path / "a", tmp_path / "b").stdout
+
+
+def test_another_gradient_of_an_input_may_come_from_what_else_uses_that_input(compare):
+    def steps(gradient):
+        rows = [row("start", "rng", "torch", "0"), row("forward", "input", "Net.a", X, path="[0]")]
+        rows += [row("forward", "output", "Net.a", X + 1), row("loss", "loss", "loss", F32(1))]
+        return [[*rows, row("backward", "grad_input", "Net.a", gradient, path="[0]")]] * 2
+
+    result = compare(steps(X), steps(-X))
+    assert "this module or of what else uses that input" in result.sentence
+
+
+X = np.random.default_rng(5).normal(size=(6, 8)).astype(F32)
