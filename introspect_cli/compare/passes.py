@@ -95,7 +95,7 @@ from introspect_cli.compare.table import (
     among,
     unseen,
 )
-from introspect_cli.compare.watched import STATE_KINDS, is_list, is_ordered, stopped_within
+from introspect_cli.compare.watched import STATE_KINDS, evaluated, is_list, is_ordered, stopped_within
 from introspect_cli.compare.wholes import autocasts
 from introspect_cli.derived import ROUNDING
 from introspect_cli.records import Joined, Kind, Phase, Status
@@ -207,7 +207,8 @@ def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> t
     Could not: left out by options, unobservable, or after the other run was stopped. Rows that only a run made of a
     list of values has become NOT_SEEN. One-sided evaluation becomes EVALUATING if one run alone evaluates in the step,
     start values in any case. In the step at which a resumed run begins, diverging batches and random states of parts
-    that it restored become ABSENT. Neither of the two with `strict`.
+    that it restored become ABSENT; so do random states that the runs looked at before and after an evaluation. None of
+    these with `strict`.
     """
     for place, half in enumerate(table.halves):
         rows = np.flatnonzero(table.state == half.alone)
@@ -220,6 +221,7 @@ def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> t
     if not comparison.options.strict:
         every = not all(evaluates(table))
         alone = table.diverging & table.one_sided & table.alignment.evaluating[table.site]
+        table = table.marked(_states_of_other_moments(table, comparison), ABSENT)
         table = _without_restored(table.marked(alone & (table.are(Phase.START) | every), EVALUATING), comparison)
     if (table.diverging & table.one_sided & table.are(*STATE_KINDS)).any():
         table = table.marked(repeated_values(comparison, table), ABSENT)
@@ -235,6 +237,20 @@ def _without_cut(table: Table, comparison: Comparison) -> Table:
             late = sequence > sequence[~table.one_sided].max(initial=-1)
             table = table.marked((table.state == half.alone) & late, CUT)
     return table
+
+
+def _states_of_other_moments(table: Table, comparison: Comparison) -> Mask:
+    """Mask of random states as the step begins, where one run begins it after an evaluation and the other with one.
+
+    What is an evaluation in one run counts as training in the other: the step begins there with records of it alone.
+    """
+    begins = False
+    for half, other_is_after in zip(table.halves, evaluated(table, comparison.manifests)[::-1], strict=True):
+        left_out = table.alignment.are(Kind.RNG) | table.alignment.are(Phase.START, Phase.EVAL)
+        ran = np.flatnonzero(~left_out[half.sites])
+        first = ran[np.argsort(np.asarray(half.batch.sequence)[ran], kind="stable")[:1]]
+        begins |= other_is_after and bool(np.isin(first, half.only).any())
+    return table.are(Phase.START, Kind.RNG) & begins
 
 
 def _without_restored(table: Table, comparison: Comparison) -> Table:

@@ -29,7 +29,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "dtype": "another precision: {a} -> {b}",
     "argument": "argument {name} {a} -> {b}",
     "other-operators": "different operators run there in {other}",
-    "calls": "{module} runs {a} in this step of a and {b} in b",
+    "calls": "{module} runs {a} in this step of a and {b} in b[, evaluations of {aside} not counted]",
     "recomputed": "{module} was recomputed under activation checkpointing: look at what it draws (preserve_rng_state)",
     # data and the script
     "scaler": "the scale of GradScaler {a} -> {b}",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from introspect_cli.compare.measure import Mask
+    from introspect_cli.compare.table import Table
 
 _TENSOR_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE)
 STATE_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
@@ -61,6 +62,13 @@ def passes_over(manifest: dict[str, Any], step: int) -> bool:
     spans = manifest.get("passed_over")
     pairs = [span for span in spans if isinstance(span, list) and len(span) == 2] if isinstance(spans, list) else []
     return any(isinstance(low, int) and isinstance(high, int) and low <= step <= high for low, high in pairs)
+
+
+def evaluated(table: Table, manifests: tuple[dict[str, Any], dict[str, Any]]) -> list[bool]:
+    """Of each run, whether an evaluation ran in the step, recorded or not."""
+    recorded = [bool(table.alignment.are(Phase.EVAL, sites=half.sites).any()) for half in table.halves]
+    runs = zip(recorded, manifests, (table.step, table.step_b), strict=True)
+    return [ran or passes_over(manifest, number) for ran, manifest, number in runs]
 
 
 def ran_unseen(manifests: Iterable[dict[str, Any]], phase: Phase) -> list[str]:

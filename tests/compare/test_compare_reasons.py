@@ -265,3 +265,23 @@ def test_another_gradient_of_an_input_may_come_from_what_else_uses_that_input(co
 
 
 X = np.random.default_rng(5).normal(size=(6, 8)).astype(F32)
+
+
+def test_an_evaluation_that_one_run_counts_as_training_is_no_other_random_state(tmp_path):
+    def ran(number, call=0, *, loader="DataLoader"):
+        rows = [row("data", "batch", loader, X + number, path="[0]")]
+        values = ("input", X + number, "[0]"), ("output", X * number, "")
+        return rows + [row("forward", kind, "Net", value, call=call, path=path) for kind, value, path in values]
+
+    begins, ends = row("start", "rng", "torch", "0"), row("loss", "loss", "loss", F32(1))
+    means = [row("optimizer", "buffer", "Net.norm.mean", X[0] + number) for number in range(2)]
+    a = [[row("start", "rng", "torch", "after"), *ran(1), ends, means[0]]]
+    b = [[row("start", "rng", "torch", "before"), *ran(7, loader="DataLoader#2"), *ran(1, call=1), ends, means[1]]]
+    a, b = ([[begins, *ran(1), *ran(2, 1, loader="DataLoader#2"), ends, means[0]], *steps] for steps in (a, b))
+    write_run(tmp_path / "a", a, modules=MODULES, manifest={"passed_over": [[1, 1]]})
+    write_run(tmp_path / "b", b, modules=MODULES)
+    with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
+        result = compare_runs(one, two, DiffOptions())
+    assert (result.first.site.kind, result.first.step) == (Kind.BATCH, 1)
+    assert "Net runs once in this step of a and twice in b, evaluations of a not counted" in result.sentence
+    assert not [change for change in result.structure if "random state" in change.text]

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,7 @@ from introspect_cli.compare.step import (
     trained,
 )
 from introspect_cli.compare.table import DIFFERENT
+from introspect_cli.compare.watched import evaluated
 from introspect_cli.records import DRAWN_BEFORE, GIVEN, SCALER, Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -226,7 +228,8 @@ def find_call_counts(at: View) -> Iterator[Finding]:
         name = min(changed, key=lambda name: name.count("."))
         both_make_it = f"{at.site.fqn}.".startswith(f"{name}.") and at.site.call < min(one[name], two[name])
         if at.reshaped or not both_make_it:
-            yield found("calls", module=name, a=often(one[name]), b=often(two[name]))
+            aside = " and ".join(compress("ab", evaluated(at.table, at.step.comparison.manifests)))
+            yield found("calls", module=name, a=often(one[name]), b=often(two[name]), aside=aside)
 
 
 def left_in_script(at: View) -> Iterator[str]:
