@@ -339,9 +339,9 @@ class Evaluation:
 
         FORWARD as long as nothing is trained, neither this module nor another. With gradients on, a call is EVAL only
         on a batch of a loader that feeds no training, while another does: of a trained module in eval mode whose
-        optimizers have all stepped, or of any other module after a call that was EVAL. With gradients off, a trained
-        module is EVAL, unless it is a target of the loss in train mode, or is run again inside an `autograd.Function`;
-        any other is EVAL after a call that was, on such a batch in eval mode, or as a late copy.
+        optimizers have all stepped, or of any other module as a late copy or after a call that was EVAL. With gradients
+        off, a trained module is EVAL, unless it is a target of the loss in train mode, or is run again inside an
+        `autograd.Function`; any other is EVAL after a call that was, on such a batch in eval mode, or as a late copy.
 
         Args:
             module: what is called.
@@ -356,7 +356,7 @@ class Evaluation:
         if with_gradients and is_trained:
             evaluates = elsewhere and not in_train_mode and not self._trained.is_new(module)
         elif with_gradients:
-            evaluates = elsewhere and self._under_way
+            evaluates = elsewhere and (self._under_way or is_copy)
         elif is_trained:  # a target of the loss, where the script has begun to compute one
             evaluates = not (self._loss_is_due and in_train_mode)
             evaluates &= elsewhere or not (_is_in_function() and all(map(_is_in_train_mode, modules_in(module))))

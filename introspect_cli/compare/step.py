@@ -505,7 +505,7 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
             facts.append(Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True))
         elif names:
             answers = [tensor_known(step, name, kind, place.order) for name in names]
-            left = (step.known(step.of(Kind.BUFFER, Phase.OPTIMIZER, fqn=name)) for name in names if rewrites)
+            left = (step.known(step.of(Kind.BUFFER, Phase.OPTIMIZER, fqn=name)) for name in names)
             moved = kind is Kind.BUFFER and Known.DIFFERS in left
             facts.append(Evidence(Thing.BUFFERS_AT_START if moved else thing, worst_of(answers), needed=True))
     if not facts and not step.modules[0] and Kind.PARAM not in step.comparison.kinds:

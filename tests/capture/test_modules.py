@@ -247,3 +247,36 @@ def test_a_class_whose_forward_is_called_by_itself_has_its_own_line(introspect, 
     tree = json.loads(introspect("show", "tree", "run", "--format", "json").stdout)
     line = text.splitlines().index("class Net(nn.Module):") + 1
     assert f'"train.py:{line}"' in json.dumps(tree)
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.out = nn.BatchNorm1d(4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.out(self.norm(x))
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_copy_whose_statistics_are_made_anew_of_training_data_is_evaluated_all_the_same(tmp_path, gradients):
+    def work():
+        net, average = Normed(), Normed()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        training, validation = (torch.utils.data.DataLoader(torch.randn(6, 4), batch_size=3) for _ in range(2))
+        for _ in range(2):
+            for x in training:
+                optimizer.zero_grad()
+                net(x).sum().backward()
+                optimizer.step()
+        for x in training:
+            average.train()(x)
+        with torch.set_grad_enabled(gradients):
+            for x in validation:
+                average.eval()(x)
+
+    last = records(captured(tmp_path / "run", work, eval=True), 4)
+    ran = [
+        (each.site.phase, each.site.call) for each in last if each.site.kind is Kind.OUTPUT and "." not in each.site.fqn
+    ]
+    assert ran == [(Phase.FORWARD, 0), (Phase.FORWARD, 1), (Phase.EVAL, 0), (Phase.EVAL, 1)]

@@ -285,3 +285,14 @@ def test_an_evaluation_that_one_run_counts_as_training_is_no_other_random_state(
     assert (result.first.site.kind, result.first.step) == (Kind.BATCH, 1)
     assert "Net runs once in this step of a and twice in b, evaluations of a not counted" in result.sentence
     assert not [change for change in result.structure if "random state" in change.text]
+
+
+def test_buffers_that_a_step_changed_before_its_evaluation_are_not_called_equal_there(compare):
+    def steps(added):
+        mean, given = X.mean(axis=0), row("eval", "input", "Net.norm", X, path="[0]")
+        begins = [row("start", "rng", "torch", "0"), row("start", "buffer", "Net.norm.mean", mean)]
+        ran = [row("forward", "input", "Net.norm", X, path="[0]"), row("forward", "output", "Net.norm", X - mean)]
+        out = row("eval", "output", "Net.norm", X - added)
+        return [[*begins, *ran, given, out, row("optimizer", "buffer", "Net.norm.mean", mean + F32(added))]] * 2
+
+    assert "its buffers when the step began" in {fact.text for fact in compare(steps(0), steps(1)).rests_on}
