@@ -179,9 +179,9 @@ _TOLD: Final[Mapping[str, str]] = {
     "first-more": "First that is more than rounding: {what}[; likely: {lines}].",
     "rounding-alone": "Rounding alone can make such a difference.",
     "grown": "It may also have grown from differences within the tolerance, the first in {first}.",
-    "nothing-changed": "No source file, setting or package on record differs[, but for comments, names and how "
-    "lines are written{quiet}]. What is left: [randomness{random}, ]a race of threads or workers, the hardware, a file "
-    "that the script reads.",
+    "nothing-changed": "No source file, package or setting that could explain it differs on record[, but for comments, "
+    "names and how lines are written{quiet}]. What is left: [randomness{random}, ]a race of threads or workers, the "
+    "hardware, a file that the script reads.",
     "hidden": "[Some are NaN throughout in both runs, which hides what comes of it: {names}.]",
     "differs": "[only {side} has ]{name}[, run at {source}][ when the step begins{start}][ within the step{again}][ in "
     "the forward pass{forward}][ at the optimizer step{optimizer}][, {size}][; b is {times} times a][; {place}]",

@@ -125,6 +125,12 @@ class TestOffset:
         said = next(note for note in result.notes if "--offset 3" in note)
         assert "nothing else says that it is resumed" in said
 
+    def test_what_a_resumed_run_lost_is_no_unknown_cause(self, diff):
+        about = {"settings": ON_RECORD}
+        result = diff(train("module", steps=6, at=4), self.resumed(), about_a=about, about_b=about)
+        assert result.resumed is not None
+        assert not [line for line in result.evidence if "What is left" in line]
+
     def test_a_checkpoint_that_one_run_alone_read_says_so(self, diff):
         read = {"settings": {"beginning": {"read": ["checkpoints/last.pt"]}}}
         resumed = self.resumed(kinds=(Kind.PARAM, Kind.BUFFER))
@@ -397,5 +403,7 @@ ON_RECORD = {"sources": {}, "packages": {"torch": "2.9"}, "environment": {}, "co
 def test_hardware_is_left_as_a_cause_where_nothing_else_differs(tmp_path, gpu):
     result = with_settings(tmp_path, *({**ON_RECORD, "hardware": {"gpus": [each]}} for each in (GPU, gpu)))
     (said,) = (line for line in result.evidence if "What is left" in line)
-    assert said.startswith("No source file, setting or package on record differs. What is left: randomness")
+    assert said.startswith(
+        "No source file, package or setting that could explain it differs on record. What is left: ran"
+    )
     assert "the hardware" in said

@@ -186,12 +186,12 @@ def diverged_answer(answer: DiffResult, compared: Compared, hidden: str) -> Diff
 def _nothing_changed_words(at: View, code: CodeChanges | None) -> tuple[str, ...]:
     """One sentence that no recorded source, setting or package differs, and on the causes that remain; () otherwise.
 
-    () where a setting other than hardware weighs over `SAYS_NOTHING`, a source file differs or could not be read, or a
-    run lacks one of the documents.
+    () where either run is resumed: what it did not restore is left, too. () where a setting other than hardware weighs
+    over `SAYS_NOTHING`, a source file differs or could not be read, or a run lacks one of the documents.
     """
     lacks = any(name not in run.settings for run in at.runs for name in ("sources", "packages", "command"))
     differ = any(change.weight > SAYS_NOTHING and change.source != "hardware" for change in at.settings)
-    if code is None or lacks or differ or code.ranked or code.unread:
+    if code is None or at.step.comparison.resumption or lacks or differ or code.ranked or code.unread:
         return ()
     random = {evidence.known for evidence in at.cause.rests_on(*RANDOM)}
     is_random = at.cause.reason == "rng" or random != {Known.EQUAL}
