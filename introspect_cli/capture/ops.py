@@ -415,8 +415,10 @@ class OpProbe(GuardedProbe):
         with self._guarded:
             if not self._recorder.wanted or (frame is not None and is_introspects(frame)):
                 return
-            node = private_api.running_node()
-            if (call := self._find_call(self._facts_of(run.func), node, frame)) is None:
+            facts, node = self._facts_of(run.func), private_api.running_node()
+            if node is not None and not (facts.recorded or facts.unwritten or torch.is_grad_enabled()):
+                return  # most of a backward pass: a view, of which no node of the graph can come
+            if (call := self._find_call(facts, node, frame)) is None:
                 return
             if call.facts.recorded:
                 self._write_results(run, call, node)
