@@ -218,6 +218,7 @@ class OpCall:
         number: how many calls of the operator came before it there in the step.
         source: `file:line` of the user's that called it; "" where unknown.
         sites: of its results, by path; the probe adds them as results come.
+        given: what it was given last. Kept, as new objects of every step would call Python's garbage collector.
     """
 
     phase: Phase
@@ -227,6 +228,7 @@ class OpCall:
     number: int = 0
     source: str = ""
     sites: dict[str, int] = field(default_factory=dict)
+    given: Given | None = None
 
 
 class OpMode(TorchDispatchMode):
@@ -455,7 +457,9 @@ class OpProbe(GuardedProbe):
                 info = SiteInfo(call.module_class, facts.name, call.source)
                 site = call.sites[path] = self._recorder.site(place, info)
                 self._note_arguments(run, call)
-            given = given or self._given_of(node, run, each=facts.each)
+            if given is None and (given := self._given_of(node, run, each=facts.each)) != call.given:
+                call.given = given
+            given = call.given
             self._recorder.emit(site, value, given)
             if memory := memory_of(value):
                 self._written_by[memory] = site
