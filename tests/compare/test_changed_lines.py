@@ -198,7 +198,7 @@ def test_what_is_left_is_said_where_nothing_on_record_differs_and_both_runs_kept
     project("a", *option, train=drawn)
     project("b", train=drawn if option != ("--no-sources",) else drawn.replace("step in", "number in"))
     document = json.loads(introspect("diff", "a", "b", "--format", "json").stdout)
-    assert any("on record differs" in line for line in document["evidence"]) is (not option)
+    assert any("differs on record" in line for line in document["evidence"]) is (not option)
     assert document["code"]["unread"] == [{"file": "train.py", "why": "text"}] * (option == ("--no-sources",))
 
 
