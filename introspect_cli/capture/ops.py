@@ -419,12 +419,14 @@ class OpProbe(GuardedProbe):
                 return
             facts, node = self._facts_of(run.func), private_api.running_node()
             if node is not None and not (facts.recorded or facts.unwritten or torch.is_grad_enabled()):
+                if not self._context.stack.calls:
+                    self._between = Phase.OPTIMIZER
                 return  # most of a backward pass: a view, of which no node of the graph can come
             if (call := self._find_call(facts, node, frame)) is None:
                 return
-            if call.facts.recorded:
+            if facts.recorded:
                 self._write_results(run, call, node)
-            elif call.facts.unwritten:
+            elif facts.unwritten:
                 for _, value in tensors_in(run.result):
                     self._written_by.pop(memory_of(value), None)
             elif run.args and is_parameter(run.args[0]):

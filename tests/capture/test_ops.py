@@ -152,6 +152,17 @@ def test_globs_choose_operators_and_modules(tmp_path):
     assert {r.site.fqn for r in operators(path)} == {"Two.second"}
 
 
+def test_what_follows_a_backward_pass_of_which_nothing_is_recorded_belongs_to_the_optimizer(tmp_path):
+    model = Two()
+
+    def work():
+        model(torch.ones(5, 4)).sum().backward()
+        model.first.weight.grad.abs()
+
+    found = places(operators(run_op(tmp_path / "run", work, ops=("abs",))))
+    assert found == [("optimizer", "script", "aten.abs.default", 0)]
+
+
 def test_operators_of_custom_libraries_and_what_they_write_to(tmp_path):
     with torch.library._scoped_library("opstest", "FRAGMENT") as library:
         library.define("twice(Tensor x, Tensor(a!) kept) -> Tensor")
