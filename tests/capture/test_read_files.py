@@ -108,6 +108,8 @@ CHANGES = {
     "data.json: scale 1 -> 2": replaced("data.json", "1.0", "2.0"),
     "opt.toml: lr 0.1 -> 0.3": replaced("opt.toml", "0.1", "0.3"),
     "clip.ini:2: norm = 1.0 -> norm = 0.01": replaced("clip.ini", "1.0", "0.01"),
+    # blank lines count for nothing
+    "clip.ini:3: norm = 1.0 -> norm = 0.02": replaced("clip.ini", "norm = 1.0", "\nnorm = 0.02"),
     "overrides.py:1: factor = 1.0 -> factor = 2.0": replaced("overrides.py", "1.0", "2.0"),
     "train.bin: another file": lambda folder: (folder / "train.bin").write_bytes(bytes(400)),
     "init.pt: another file": another_checkpoint("init.pt"),

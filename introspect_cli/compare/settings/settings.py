@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +19,7 @@ from introspect_cli.compare.result import SettingChange
 from introspect_cli.compare.settings import beginning
 from introspect_cli.compare.settings.differences import READ, paired, unequal_values
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, Optimizers, optimizer_differences
-from introspect_cli.texts import gpu_names
+from introspect_cli.texts import begin_alike, clean, gpu_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +37,7 @@ _CHECKPOINTS = frozenset(
     {".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".npy", ".h5", ".pkl", ".msgpack", ".distcp"}
 )
 _MOST = 20
+_LONGEST = 60
 _MOST_LINES = 20_000
 
 
@@ -112,7 +113,7 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[SettingChange]:
     """Differences of two paired files; none where their content is equal or a digest is missing.
 
     Of configuration the first `_MOST` values, of other texts the first line that differs; where a text is not there,
-    one difference, of the digests. Indentation counts for nothing.
+    one difference, of the digests.
     """
     if (a.digest, a.size) == (b.digest, b.size) or not (a.digest and b.digest):
         return
@@ -124,10 +125,9 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[SettingChange]:
             yield SettingChange(FILES, f"{shown}: {value}", x, y, value)
     elif texts[0][0] is None or texts[1][0] is None:
         yield SettingChange(FILES, shown, a.digest, b.digest)
-    else:
-        lines = zip_longest(*([line.strip() for line in (text or "").splitlines()] for text, _ in texts))
-        unequal_lines = ((n, x, y) for n, (x, y) in enumerate(lines, 1) if x != y)
-        yield from (SettingChange(FILES, f"{shown}:{n}", x, y, f"{x} {y}") for n, x, y in islice(unequal_lines, 1))
+    elif first := first_unequal_line(texts[0][0], texts[1][0]):
+        line, x, y = first
+        yield SettingChange(FILES, f"{shown}:{line}", x, y, f"{x} {y}")
 
 
 # --- a text
@@ -154,6 +154,18 @@ def parsed(text: str, ending: str) -> Any:
     except (ValueError, yaml.YAMLError, RecursionError):
         return None
     return content if isinstance(content, (dict, list)) else None
+
+
+def first_unequal_line(a: str, b: str) -> tuple[int, str | None, str | None] | None:
+    """(line number, line of a, line of b) of the first lines that differ; None for a missing one, or where none does.
+
+    The number is that in b, in a where b has no such line. Lines are cut to `_LONGEST` characters. Blank lines and
+    indentation count for nothing.
+    """
+    one, two = ([(n, text.strip()) for n, text in enumerate(whole.splitlines(), 1) if text.strip()] for whole in (a, b))
+    at = begin_alike([text for _, text in one], [text for _, text in two])
+    x, y = (lines[at] if at < len(lines) else (0, None) for lines in (one, two))
+    return (y[0] or x[0], x[1] and clean(x[1], _LONGEST), y[1] and clean(y[1], _LONGEST)) if x[0] or y[0] else None
 
 
 def read_by_one(a: Run, b: Run) -> set[str]:
