@@ -53,6 +53,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
+from itertools import compress
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -95,7 +96,7 @@ from introspect_cli.compare.table import (
     among,
     unseen,
 )
-from introspect_cli.compare.watched import STATE_KINDS, evaluated, is_list, is_ordered, stopped_within
+from introspect_cli.compare.watched import STATE_KINDS, evaluates, is_list, is_ordered, ran_evaluation, stopped_within
 from introspect_cli.compare.wholes import autocasts
 from introspect_cli.derived import ROUNDING
 from introspect_cli.records import Joined, Kind, Phase, Status
@@ -245,11 +246,12 @@ def _states_of_other_moments(table: Table, comparison: Comparison) -> Mask:
     What is an evaluation in one run counts as training in the other: the step begins there with records of it alone.
     """
     begins = False
-    for half, other_is_after in zip(table.halves, evaluated(table, comparison.manifests)[::-1], strict=True):
+    others = ran_evaluation(table, comparison.manifests)[::-1]
+    for half in compress(table.halves, others):
         left_out = table.alignment.are(Kind.RNG) | table.alignment.are(Phase.START, Phase.EVAL)
         ran = np.flatnonzero(~left_out[half.sites])
         first = ran[np.argsort(np.asarray(half.batch.sequence)[ran], kind="stable")[:1]]
-        begins |= other_is_after and bool(np.isin(first, half.only).any())
+        begins |= bool(np.isin(first, half.only).any())
     return table.are(Phase.START, Kind.RNG) & begins
 
 
@@ -292,11 +294,6 @@ def _unobservable(alignment: Alignment, sites: Ids, other: Half) -> Mask:
     blind = other.sites[other.batch.status == Status.NOT_OBSERVED]
     inside = among(names, alignment.names_of(blind, Kind.OUTPUT, Kind.LOSS))
     return np.asarray(unseen | (inside & (of_modules | alignment.are(Kind.LOSS, sites=sites))))
-
-
-def evaluates(table: Table) -> tuple[bool, ...]:
-    """(whether a has, whether b has) a record of the phase `eval` in the step."""
-    return tuple(bool(table.alignment.are(Phase.EVAL, sites=half.sites).any()) for half in table.halves)
 
 
 # --- what is let pass

@@ -25,7 +25,7 @@ from introspect_cli.compare.ledger import TENSORS
 from introspect_cli.compare.measure import Layouts
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.outcome import TRAINED, Heat, RankOutcome, Structure, changes_of, results_agree
-from introspect_cli.compare.passes import PASSES, evaluates, pair, rounding_note, table_of, unused_note
+from introspect_cli.compare.passes import PASSES, pair, rounding_note, table_of, unused_note
 from introspect_cli.compare.result import Role
 from introspect_cli.compare.resumed import Beginning, beginning_at_resume, lacks_start
 from introspect_cli.compare.say import what
@@ -44,7 +44,7 @@ from introspect_cli.compare.table import (
     Table,
     unseen,
 )
-from introspect_cli.compare.watched import observed_kinds
+from introspect_cli.compare.watched import evaluates, observed_kinds
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:

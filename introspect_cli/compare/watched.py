@@ -64,10 +64,14 @@ def passes_over(manifest: dict[str, Any], step: int) -> bool:
     return any(isinstance(low, int) and isinstance(high, int) and low <= step <= high for low, high in pairs)
 
 
-def evaluated(table: Table, manifests: tuple[dict[str, Any], dict[str, Any]]) -> list[bool]:
+def evaluates(table: Table) -> tuple[bool, ...]:
+    """(whether a has, whether b has) a record of the phase `eval` in the step."""
+    return tuple(bool(table.alignment.are(Phase.EVAL, sites=half.sites).any()) for half in table.halves)
+
+
+def ran_evaluation(table: Table, manifests: tuple[dict[str, Any], dict[str, Any]]) -> list[bool]:
     """Of each run, whether an evaluation ran in the step, recorded or not."""
-    recorded = [bool(table.alignment.are(Phase.EVAL, sites=half.sites).any()) for half in table.halves]
-    runs = zip(recorded, manifests, (table.step, table.step_b), strict=True)
+    runs = zip(evaluates(table), manifests, (table.step, table.step_b), strict=True)
     return [ran or passes_over(manifest, number) for ran, manifest, number in runs]
 
 
@@ -120,8 +124,8 @@ def covered(
     All False if either capture failed or either run is a list. Else those of a kind that the other run was told to
     record; of operators, of evaluation, of the optimizer phase, and of what is looked at once more as a step begins,
     only if it has any such record; buffers in the forward pass only if it had one rank. Not recomputation and random
-    states; nor, where an option that chooses modules was
-    given differently, sites of modules that one run alone has; nor, unless `same_start`, start values.
+    states; nor, where an option that chooses modules was given differently, sites of modules that one run alone has;
+    nor, unless `same_start`, start values.
 
     Args:
         alignment: both runs' sites.

@@ -30,7 +30,7 @@ from introspect_cli.compare.step import (
     trained,
 )
 from introspect_cli.compare.table import DIFFERENT
-from introspect_cli.compare.watched import evaluated
+from introspect_cli.compare.watched import ran_evaluation
 from introspect_cli.records import DRAWN_BEFORE, GIVEN, SCALER, Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def find_call_counts(at: View) -> Iterator[Finding]:
         name = min(changed, key=lambda name: name.count("."))
         both_make_it = f"{at.site.fqn}.".startswith(f"{name}.") and at.site.call < min(one[name], two[name])
         if at.reshaped or not both_make_it:
-            aside = " and ".join(compress("ab", evaluated(at.table, at.step.comparison.manifests)))
+            aside = " and ".join(compress("ab", ran_evaluation(at.table, at.step.comparison.manifests)))
             yield found("calls", module=name, a=often(one[name]), b=often(two[name]), aside=aside)
 
 

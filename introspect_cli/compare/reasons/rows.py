@@ -29,6 +29,7 @@ def _left_in_gap(at: View) -> Iterator[str]:
         yield "steps-between"
 
 
+_TENSORS = frozenset(TENSORS)
 _OUTSIDE = frozenset({Kind.RNG, Kind.BATCH})
 """What no step before computes."""
 _DRAWN = {"command": 0.9, "seeds": 1.0, "options": 0.95}
@@ -51,7 +52,7 @@ ROWS: Final = (
     Reason(
         "outside",
         "A parameter or buffer changed between two steps, and not by an optimizer step.",
-        frozenset(TENSORS),
+        _TENSORS,
         applies=start.start_cause,
         left=start.left_outside,
         weights={"checkpoints": 0.97},
@@ -66,7 +67,7 @@ ROWS: Final = (
     Reason(
         "gap",
         "Not everything that went in was recorded: it is listed what is missing and which causes remain.",
-        frozenset({*TENSORS, Kind.OPTIMIZER_STATE}),
+        frozenset({*_TENSORS, Kind.OPTIMIZER_STATE}),
         applies=start.start_cause,
         left=_left_in_gap,
         weights={"scalers": 0.6},
@@ -143,7 +144,7 @@ ROWS: Final = (
     Reason(
         "by_hand",
         "A tensor changed within a step, and not by an optimizer: in the forward pass, or without a gradient.",
-        frozenset(TENSORS),
+        _TENSORS,
         applies=update.by_hand_cause,
         left=("by-hand",),
     ),
@@ -159,7 +160,7 @@ ROWS: Final = (
     Reason(
         "initial",
         "A parameter or buffer differs before any training: its initialisation, or the checkpoint that it came from.",
-        frozenset(TENSORS),
+        _TENSORS,
         applies=start.start_cause,
         left=start.left_in_initial,
         weights=_DRAWN | {"checkpoints": 0.97},
