@@ -47,6 +47,11 @@ def test_a_table_has_the_rows_of_the_run_and_nothing_beside_them(tmp_path):
     assert sorted(row["mean"] for row in found) == sorted("" if math.isnan(mean) else repr(mean) for mean in means)
 
 
+def test_counts_beyond_what_a_float_holds_are_exported(tmp_path):
+    build(tmp_path / "a", 1199)
+    assert problem(["export", str(tmp_path / "a"), "--format", "csv", "-o", str(tmp_path / "out")]) is None
+
+
 def test_a_learning_rate_that_is_no_number_is_not_published(tmp_path):
     for name in ("a", "b"):
         build(tmp_path / name, 30129, other=name == "b")
