@@ -74,7 +74,7 @@ def _row(record: Record) -> dict[str, Any]:
     named = {name: getattr(record.site, name) for name in SITE} | {name: getattr(record.info, name) for name in INFO}
     return {
         **vars(record) | named | vars(layout) | summary.stats,
-        **{name: float(summary.stats[name]) for name in DERIVED_STATS.keys() & summary.stats.keys()},  # `infs` is an int
+        **{name: float(summary.stats[name]) for name in DERIVED_STATS.keys() & summary.stats.keys()},  # `infs` is one
         "status": summary.status.name.lower(),
         "numel": min(layout.numel, 2**63 - 1),
         "checksum": f"{summary.checksum:016x}",

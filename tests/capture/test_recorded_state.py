@@ -145,15 +145,23 @@ class TwiceCalled(nn.Module):
         return self.part(x) + first
 
 
+def fail_once(part):
+    failing = part.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        part(torch.randn(5, 3))
+    failing.remove()
+
+
 @pytest.mark.parametrize(
     ("outside", "changed"),
     [
         (lambda part: None, set()),
+        (fail_once, set()),
         (lambda part: part.num_batches_tracked.add_(1), {"num_batches_tracked"}),
         (lambda part: part.running_var.data.mul_(2), {"running_var"}),
         (lambda part: setattr(part, "running_var", torch.ones(3)), {"running_var"}),
     ],
-    ids=["nothing", "in place", "through data", "assigned"],
+    ids=["nothing", "a call that raised", "in place", "through data", "assigned"],
 )
 def test_a_buffer_is_recorded_before_a_call_where_something_else_than_its_module_has_written_to_it(
     tmp_path, outside, changed

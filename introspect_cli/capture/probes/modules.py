@@ -348,6 +348,9 @@ class ModuleProbe(GuardedProbe):
         finally:
             del calls[depth:]
             stack.own = own
+            if call >= 0 and module._buffers and self._sees_buffers:  # noqa: SLF001 - the public view may be the script's
+                with self._guarded:  # a call that raises has written to them as well
+                    self._state.look_at_buffers(module, after=True)
         if call >= 0 and self._guarded.on:
             assert state is not None
             with self._guarded:
@@ -453,8 +456,6 @@ class ModuleProbe(GuardedProbe):
             state.tagged, state.plain = True, None
         if self._draws.moved():
             self._note_draws(state, call, before=False)
-        if module._buffers and self._sees_buffers and state.plain is type(module):  # noqa: SLF001 - the public view may be the script's
-            self._state.look_at_buffers(module, after=True)
         if self.values.outputs and state.watched:
             self.values.record(state, stack.phase, _OUTPUT, call, (result,), WHOLE)
         if not stack.calls and stack.phase is Phase.FORWARD:
