@@ -73,7 +73,7 @@ class ReadFiles:
         self._start = os.path.realpath(Path.cwd()) + os.sep
         self._patterns, self._texts = capture.options.redact, texts
         self._began = time.time()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an interrupt may leave it held, see `Interner.rest`
         self._patches = Patches()
         self._original: Callable[..., Any] = open
         self._opener = self._open  # one object, as `builtins.open` and `io.open` are

@@ -83,10 +83,11 @@ class Interner(Generic[Row]):
         Raises:
             StoreError: the table would have more than LIMIT_NAMES bytes.
         """
-        with self._lock:
-            for number in [number for number in self._waiting if number < written]:
+        # Without the lock, which Python 3.13 leaves held where an interrupt ends a loop inside it (cpython #130279).
+        for number in list(self._waiting):
+            if number < written:
                 del self._waiting[number]
-            rows = [self._waiting[number] for number in range(written, len(self.numbers))]
+        rows = [self._waiting[number] for number in range(written, len(self.numbers))]
         data = encode(self._columns(rows)) if rows else b""
         self._bytes = {written: self._bytes[written], written + len(rows): self._bytes[written] + len(data)}
         if self._bytes[written + len(rows)] > LIMIT_NAMES:
