@@ -1,4 +1,4 @@
-"""Every target of speed, memory and size, a benchmark at a time: overhead, kernels, memory, store, comparison, page.
+"""Every target of speed, memory and size, a benchmark at a time: overhead, throughput, memory, store, comparison, page.
 
 Run on an idle machine: python benchmarks/all.py [--quick]. A target that is missed says MISSED.
 """
@@ -10,10 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-FULL = {"overhead.py": (), "kernels.py": (), "memory.py": (), "store.py": (), "diff.py": ()}
+FULL = {"overhead.py": (), "throughput.py": (), "memory.py": (), "store.py": (), "diff.py": ()}
 QUICK = {
     "overhead.py": ("--quick", "--workload", "gpt d=256"),
-    "kernels.py": (),
+    "throughput.py": (),
     "memory.py": (),
     "store.py": ("--records", "1000000"),
     "diff.py": ("--steps", "100"),

@@ -1,9 +1,10 @@
 """What a summary costs: bandwidth of each kernel, latency of a small tensor, against what torch takes.
 
-    python benchmarks/kernels.py [--device cuda] [--megabytes 256] [--seconds 0.5]
+    python benchmarks/throughput.py [--device cuda] [--megabytes 256] [--seconds 0.5]
 
 Every figure is the best of repeated runs within the time given, in this process, one after the other. The read
 bandwidth that the targets refer to is that of `x.sum()` in the same run. Misses are printed as misses.
+Not called `kernels.py`: tests have this folder on their path, and transformers imports a package of that name.
 """
 
 from __future__ import annotations
