@@ -1,16 +1,16 @@
 """Many ranks, up to thousands: what opening, comparing, merging, checking and sending them costs, on made-up runs.
 
     python benchmarks/scale.py write FOLDER --ranks 1024 --steps 20 --sites 200   # the runs of `made_runs.RANKS`
-    python benchmarks/scale.py measure FOLDER [--engines here,processes:2,dask:1,dask:2]     # a table of what it costs
+    python benchmarks/scale.py measure FOLDER [--workers 1,2]     # a table of what it costs
     python -m moto.server -p 5599 &                     # or any other object storage
     export AWS_ENDPOINT_URL=http://127.0.0.1:5599 AWS_ACCESS_KEY_ID=a AWS_SECRET_ACCESS_KEY=b
     python benchmarks/scale.py send FOLDER --url s3://bucket/runs    # in requests, bytes and seconds
 
-Each measurement is a process of its own, and `dask:N` in it a scheduler with N worker processes. All its processes are
-looked at every 100 ms: what they read, how much memory they took, how many files they had open. On a busy machine the
-clock says little, so CPU seconds are counted: of the process that asks, of the busiest worker, and of all workers. The
-last over W, and the first beside it, are what W free processors would take, where there are so many tasks. Requests to
-object storage that are made together take one answer's time, so these are counted as well.
+Each measurement is a process of its own. All its processes are looked at every 100 ms: what they read, how much memory
+they took, how many files they had open. On a busy machine the clock says little, so CPU seconds are counted: of the
+process that asks, of the busiest worker, and of all workers. The last over W, and the first beside it, are what W free
+processors would take, where there are so many tasks. Requests to object storage that are made together take one
+answer's time, so these are counted as well.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from made_runs import RANKS, write_ranks
 
-from introspect_cli.engine import engine_of
+from introspect_cli.workers import at_work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from introspect_cli.engine import Engine
     from introspect_cli.errors import StoreError
+    from introspect_cli.store.tasks import Work
 
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -105,37 +105,20 @@ def _family(pid: int) -> list[int]:
     return family
 
 
-@contextmanager
-def _cluster(engine: str) -> Iterator[str]:
-    """The engine to ask for, with a scheduler and workers where it is Dask's."""
-    if not engine.startswith("dask:"):
-        yield engine
-        return
-    import dask
-    from distributed import LocalCluster
-
-    number = int(engine.removeprefix("dask:"))
-    with (
-        dask.config.set({"distributed.worker.daemon": False, "distributed.worker.preload": []}),
-        LocalCluster(n_workers=number, threads_per_worker=1, processes=True, dashboard_address=None) as local,
-    ):
-        yield f"dask:{local.scheduler_address}"
-
-
-def _open(path: str, _: Engine) -> tuple[str, int]:
+def _open(path: str, _: Work | None) -> tuple[str, int]:
     from introspect_cli.store.run import open_run
 
     with open_run(path) as run:
         return f"{len(run.ranks)} ranks", 0
 
 
-def _diff(a: str, b: str, engine: Engine) -> tuple[str, int]:
+def _diff(a: str, b: str, work: Work | None) -> tuple[str, int]:
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.store.run import open_run
 
     with open_run(a) as one, open_run(b) as two:
-        result = compare_runs(one, two, DiffOptions(limit=12, whole_step=True), (), engine.elsewhere)
+        result = compare_runs(one, two, DiffOptions(limit=12, whole_step=True), (), work)
         records = sum(int(run.rank(rank).entries["rows"].sum()) for run in (one, two) for rank in run.ranks)
     where = f" at step {result.first.step}, rank {result.first.rank}" if result.first else ""
     return f"{result.verdict.value}{where}", records
@@ -148,33 +131,33 @@ def _records(path: str) -> int:
         return sum(int(run.rank(rank).entries["rows"].sum()) for rank in run.ranks)
 
 
-def _copies(path: str, engine: Engine) -> tuple[str, int]:
+def _copies(path: str, work: Work | None) -> tuple[str, int]:
     from introspect_cli.health.minority import minority_ranks
     from introspect_cli.store.run import open_run
 
     with open_run(path) as run:
-        odd = [f"rank {each.rank} from step {each.step} on" for each in minority_ranks(run, engine.run).findings]
+        odd = [f"rank {each.rank} from step {each.step} on" for each in minority_ranks(run, work or map).findings]
     return ", ".join(odd) or "nothing found", 0
 
 
-def _check(path: str, engine: Engine) -> tuple[str, int]:
+def _check(path: str, work: Work | None) -> tuple[str, int]:
     from introspect_cli.health.check import check
     from introspect_cli.store.run import open_run
 
     with open_run(path) as run:
-        result = check(run, work=engine.elsewhere)
+        result = check(run, work=work)
     return f"{len(result.findings)} findings", _records(path)
 
 
-def _merge(path: str, engine: Engine) -> tuple[str, int]:
+def _merge(path: str, work: Work | None) -> tuple[str, int]:
     from introspect_cli.store.merge import merge
 
     out = Path(f"{path}-whole")
     shutil.rmtree(out, ignore_errors=True)
-    return f"{merge(path, out, engine.run)} steps", _records(path)
+    return f"{merge(path, out, work or map)} steps", _records(path)
 
 
-def _export(path: str, _engine: Engine) -> tuple[str, int]:
+def _export(path: str, _work: Work | None) -> tuple[str, int]:
     from introspect_cli.exchange.formats import export
     from introspect_cli.store.run import open_run
 
@@ -200,48 +183,47 @@ WORK = {
 }
 
 
-def measured(what: str, folder: Path, engine: str) -> dict[str, object]:
+def measured(what: str, folder: Path, workers: int) -> dict[str, object]:
     """What one piece of work costs, in this process and those that it starts."""
     work, runs = WORK[what]
-    with _cluster(engine) as text, engine_of(text) as at_work:
-        if engine != "here":
-            list(at_work.run(abs, range(64)))  # workers have started
-        tasks = 0
-        kind, run = type(at_work), type(at_work).run
+    tasks = 0
+    with at_work(workers) as pool:
+        if pool is not None:
+            list(pool(abs, range(64)))  # workers have started
 
-        def counted(self: Engine, task: Any, given: Sequence[Any]) -> Any:
+        def counted(task: Any, given: Sequence[Any]) -> Any:
             nonlocal tasks
             tasks += len(given)
-            return run(self, task, given)
+            assert pool is not None
+            return pool(task, given)
 
-        kind.run = counted  # type: ignore[method-assign]
         watch, clock = Watch(), time.perf_counter()
-        said, records = work(*(str(folder / name) for name in runs), at_work)
+        said, records = work(*(str(folder / name) for name in runs), pool and counted)
         wall = time.perf_counter() - clock
         return {**watch.result(), "wall": wall, "tasks": tasks, "said": said, "records": records}
 
 
-def measure(folder: Path, engines: Sequence[str], only: str) -> None:
+def measure(folder: Path, numbers: Sequence[str], only: str) -> None:
     """Print a table."""
     print(
-        "| | engine | clock s | CPU s of who asks | of the busiest worker | of all workers | tasks | MB read "
+        "| | workers | clock s | CPU s of who asks | of the busiest worker | of all workers | tasks | MB read "
         "| records/s a worker | MB of a process | open files | |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
     )
     for what, (_, runs) in WORK.items():
-        for engine in engines if what != "opened" and "both" not in what else ("here",):
+        for workers in numbers if what != "opened" and "both" not in what else ("1",):
             if only not in what or not all((folder / name).exists() for name in runs):
                 continue
-            words = [sys.executable, __file__, "one", str(folder), "--what", what, "--engines", engine]
+            words = [sys.executable, __file__, "one", str(folder), "--what", what, "--workers", workers]
             done = subprocess.run(words, capture_output=True, text=True, check=False)
             if done.returncode:
-                print(f"| {what} | {engine} | {done.stderr.splitlines()[-1]} |", flush=True)
+                print(f"| {what} | {workers} | {done.stderr.splitlines()[-1]} |", flush=True)
                 continue
             costs = json.loads(done.stdout.splitlines()[-1])
-            spent = costs["workers"] if costs["tasks"] and engine != "here" else costs["cpu"]
+            spent = costs["workers"] if costs["tasks"] and workers != "1" else costs["cpu"]
             speed = f"{costs['records'] / spent:,.0f}" if costs["records"] and spent else ""
-            numbers = "{wall:.1f} | {cpu:.1f} | {busiest:.1f} | {workers:.1f} | {tasks}".format_map(costs)
+            figures = "{wall:.1f} | {cpu:.1f} | {busiest:.1f} | {workers:.1f} | {tasks}".format_map(costs)
             print(
-                f"| {what} | {engine} | {numbers} | {costs['read'] / 1e6:,.0f} | {speed} | {costs['memory']:.0f} "
+                f"| {what} | {workers} | {figures} | {costs['read'] / 1e6:,.0f} | {speed} | {costs['memory']:.0f} "
                 f"| {costs['files']:.0f} | {costs['said']} |",
                 flush=True,
             )
@@ -282,11 +264,10 @@ def send(folder: Path, url: str) -> None:
         size = sum(file.stat().st_size for name in names for file in (folder / name).rglob("*") if file.is_file())
         remote.CACHE = remote.BlockCache()
         counted.clear()
-        with engine_of("here") as engine:
-            clock = time.perf_counter()
-            said, _ = work(*(f"{url}/{name}" for name in names), engine)
-            took, clock = time.perf_counter() - clock, time.perf_counter()
-            assert said == work(*(str(folder / name) for name in names), engine)[0]
+        clock = time.perf_counter()
+        said, _ = work(*(f"{url}/{name}" for name in names), None)
+        took, clock = time.perf_counter() - clock, time.perf_counter()
+        assert said == work(*(str(folder / name) for name in names), None)[0]
         print(
             f"| {what} | {counted['requests']} | {counted['together']} | {counted['fetched'] / 1e6:.1f} "
             f"| {size / 1e6:.0f} | {took:.1f} | {time.perf_counter() - clock:.1f} | {said} |"
@@ -302,15 +283,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--sites", type=int, default=200)
     parser.add_argument("--lean", action="store_true", help="checksums alone")
-    parser.add_argument("--engines", default="here,processes:2,dask:1,dask:2")
+    parser.add_argument("--workers", default="1,2")
     parser.add_argument("--runs", default=",".join(RANKS), help="which of the runs to write")
     parser.add_argument("--what", dest="which", default="", help="which of the work to measure: a part of its name")
     parser.add_argument("--url", default="", help="where runs are sent")
     given = parser.parse_args()
     if given.what == "one":
-        print(json.dumps(measured(given.which, given.folder, given.engines)))
+        print(json.dumps(measured(given.which, given.folder, int(given.workers))))
     elif given.what == "measure":
-        measure(given.folder, given.engines.split(","), given.which)
+        measure(given.folder, given.workers.split(","), given.which)
     elif given.what == "send":
         send(given.folder, given.url)
     else:

@@ -40,7 +40,6 @@ def check(run: str | None, asked: CheckOptions) -> int:
 
     Rules that lack data are listed as not checked.
     """
-    from introspect_cli.engine import engine_of
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.health.check import check as check_run
@@ -49,6 +48,7 @@ def check(run: str | None, asked: CheckOptions) -> int:
     from introspect_cli.health.minority import minority_ranks
     from introspect_cli.render.check_text import check_blocks, rules_blocks
     from introspect_cli.render.json import check_document, document
+    from introspect_cli.workers import at_work
 
     chosen = choose(asked.rule, asked.ignore)
     if asked.list_:
@@ -56,8 +56,8 @@ def check(run: str | None, asked: CheckOptions) -> int:
         return SAME
     if asked.copies and (asked.rule or asked.ignore):
         raise UsageError("--copies applies no rules: leave out --rule and --ignore.")
-    with open_any(run or last_runs(1)[0]) as opened, engine_of(asked.engine) as engine:
-        result = minority_ranks(opened, engine.run) if asked.copies else check_run(opened, chosen, engine.elsewhere)
+    with open_any(run or last_runs(1)[0]) as opened, at_work(asked.workers) as work:
+        result = minority_ranks(opened, work or map) if asked.copies else check_run(opened, chosen, work)
     answer(asked.format_, lambda: check_document(result), lambda: check_blocks(result))
     if result.reaches(Level(asked.fail_on)):
         return DIVERGED

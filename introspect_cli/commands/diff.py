@@ -204,18 +204,18 @@ def _group_runs(paths: tuple[str, ...], compared: Comparing, shown: Shown) -> Ve
         UsageError: an option is given that shows two runs.
     """
     from introspect_cli.compare.groups import group_runs
-    from introspect_cli.engine import engine_of
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import opened
     from introspect_cli.render.diff_text import groups_blocks
     from introspect_cli.render.json import document
+    from introspect_cli.workers import at_work
 
     of_two = (shown.values, shown.settings, shown.changes, shown.map_, shown.output)
     if any(of_two) or shown.level == "op":
         raise UsageError("--values, --settings, --changes, --map, --level op and -o show two runs; name two.")
     options = compared.options(limit=shown.most)
-    with opened(*compared.noise) as noise, engine_of(shown.engine) as engine, opened(*paths) as runs:
-        groups = group_runs(runs, options, noise, engine.elsewhere)
+    with opened(*compared.noise) as noise, at_work(shown.workers) as work, opened(*paths) as runs:
+        groups = group_runs(runs, options, noise, work)
     answer(shown.format_, lambda: document(**vars(groups)), lambda: groups_blocks(groups))
     return groups.verdict
 
@@ -229,16 +229,16 @@ def _compare_two(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
         UsageError: an option cannot be read or selects nothing, or --level op is given and no operator was recorded.
     """
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.engine import engine_of
     from introspect_cli.exchange.checkpoints import opened, written
     from introspect_cli.records import Kind
     from introspect_cli.render.blocks import line
     from introspect_cli.render.diff_text import changes_blocks, diff_blocks, settings_blocks
     from introspect_cli.render.json import diff_document
     from introspect_cli.selection import Selection, check_selection
+    from introspect_cli.workers import at_work
 
     options = compared.options(limit=shown.most, whole_step=shown.is_grouped, want_map=shown.map_)
-    with opened(a, b, *compared.noise) as (run_a, run_b, *noise), engine_of(shown.engine) as engine:
+    with opened(a, b, *compared.noise) as (run_a, run_b, *noise), at_work(shown.workers) as work:
         one, two, seen = run_a, run_b, None
         if any("checkpoint" in run.manifest for run in (one, two)):
             from introspect_cli.compare.checkpoints import as_moments
@@ -246,7 +246,7 @@ def _compare_two(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
             one, two = as_moments(one, two, written)
         if shown.level == "op":
             check_selection(Selection(kinds=frozenset({Kind.OP_OUTPUT})), (one, two))
-        result = compare_runs(one, two, options, noise, engine.elsewhere)
+        result = compare_runs(one, two, options, noise, work)
         first, graph = result.first, None
         if shown.level == "op" and first is not None:
             from introspect_cli.commands.page import graph_at

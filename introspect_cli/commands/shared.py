@@ -151,7 +151,7 @@ class Written:
 class Working:
     """Where the work on many ranks is done."""
 
-    engine: str = option("here", "Read ranks here, by processes:N or dask:ADDRESS [default: here].", metavar="ENGINE")
+    workers: int = option(1, "Read ranks in so many processes [default: 1].", least=1, most=9999)
 
 
 @dataclass(frozen=True)

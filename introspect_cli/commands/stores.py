@@ -127,7 +127,7 @@ class MergeOptions(Working):
     epilog="""\b
 Examples:
   introspect merge run -o whole
-  introspect merge run -o whole --engine processes:8""",
+  introspect merge run -o whole --workers 8""",
 )
 @click.argument("run", type=RunType())
 @_output("Directory of the run to make; it must not exist.")
@@ -137,12 +137,12 @@ def merge(run: str, output: Path, asked: MergeOptions) -> int:
 
     Some kilobytes a step are left, whatever their number.
     """
-    from introspect_cli.engine import engine_of
     from introspect_cli.store.merge import merge as put_together
     from introspect_cli.texts import count
+    from introspect_cli.workers import at_work
 
-    with engine_of(asked.engine) as engine:
-        steps = put_together(run, output, engine.run, texts=asked.sources)
+    with at_work(asked.workers) as work:
+        steps = put_together(run, output, work or map, texts=asked.sources)
     say(f"wrote {output} ({count(steps, 'step')})")
     return SAME
 

@@ -411,6 +411,8 @@ def the_script_finds_its_own_hooks_only(log):
 @program
 def variables_that_others_hold_are_left_to_them(log):
     """Python before 3.13 keeps what it is asked for of a frame's variables: whoever asks again changes it."""
+    if sys.version_info >= (3, 13):
+        pytest.skip("nobody changes what another holds of a frame's variables")
 
     def asked_itself():
         net = mlp()

@@ -51,7 +51,7 @@ LAYERS = {
     "exchange": BASE | {"store", "inspect", "health", "selection", "tensors"},
     "publish": BASE | {"store", "exchange", "selection"},
     "rerun": BASE | {"store", "compare", "selection"},
-    "engine": BASE | {"store"},
+    "workers": BASE | {"store"},
     "render": BASE | {"compare", "inspect", "health", "rerun"},
     "notebook": BASE | {"store", "compare", "health", "render", "exchange", "selection"},
     "api": BASE | {"store", "compare", "capture", "script", "notebook", "exchange", "inspect", "selection"},

@@ -40,7 +40,7 @@ ENTRIES = {
     "a capture in this process, with the options of the command line": "capture.options capture.session script.ending",
     "taps, as the pages have them": "capture.regions.attach",
     "a comparison, a check, and both as data": "compare.diff compare.result health.check render.json",
-    "where the work of a comparison runs": "engine",
+    "where the work of a comparison runs": "workers",
     "what exports and what reads checkpoints": "exchange.formats exchange.checkpoints",
     "what frameworks and pytest call": """
         integrations.lightning integrations.transformers integrations.window integrations.pytest_plugin rerun.golden

@@ -6,20 +6,19 @@ import json
 import os
 import pickle
 import signal
-from pathlib import Path
 
 import pytest
 from laid_out import ALL, FLOWS, SHARED, STATES, copy, exchanged, write
 from logs import recorded
 from verbs import verb
 
-from introspect_cli import engine
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions
-from introspect_cli.errors import StoreError, UsageError
+from introspect_cli.errors import StoreError
 from introspect_cli.health import check as health
 from introspect_cli.render.json import check_document, diff_document
 from introspect_cli.store.run import open_run
+from introspect_cli.workers import at_work
 
 CHANGED = {
     "nothing": None,
@@ -30,7 +29,7 @@ CHANGED = {
 
 
 def afar(work, tasks):
-    """An engine that sends tasks and results away."""
+    """Workers: tasks and results are sent away."""
     for task in tasks:
         yield pickle.loads(pickle.dumps(work(pickle.loads(pickle.dumps(task)))))
 
@@ -38,7 +37,7 @@ def afar(work, tasks):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Runs of four ranks, of two layouts, with each change."""
-    folder = tmp_path_factory.mktemp("engine")
+    folder = tmp_path_factory.mktemp("workers")
     for layout, how in (("whole", ALL), ("shared", SHARED)):
         for change, changed in CHANGED.items():
             write(folder / f"{layout} {change}", 4, how, changed=changed)
@@ -92,58 +91,29 @@ def test_rules_say_elsewhere_what_they_say_here(runs, change):
         assert check_document(health.check(run, work=afar)) == here
 
 
-def test_an_engine_is_named_or_refused(monkeypatch):
-    monkeypatch.setattr(engine, "_PATIENCE", "300ms")
-    for text in ("threads", "processes:0", "dask:", "dask"):
-        with pytest.raises(UsageError, match="there is no engine"):
-            engine.engine_of(text)
-    with (
-        pytest.raises(UsageError, match="there is no Dask scheduler at tcp:"),
-        engine.engine_of("dask:tcp://127.0.0.1:9"),
-    ):
-        pass
-
-
 def square(number):
     if number == 13:
         raise StoreError("rank13/log.bin is damaged")
     return number * number
 
 
-def die(mark):
-    """End this process, the first time."""
-    if Path(mark).exists():
-        return "alive"
-    Path(mark).touch()
+def die(_):
     os.kill(os.getpid(), signal.SIGKILL)
-    return "never"
 
 
-def test_a_pool_of_processes_gives_results_in_order_and_names_what_it_cannot_read(tmp_path):
-    with engine.engine_of("processes:2") as pool:
-        assert list(pool.run(square, range(10))) == [number**2 for number in range(10)]
+def test_workers_give_results_in_order_and_name_what_they_cannot_read():
+    with at_work(2) as work:
+        assert list(work(square, range(10))) == [number**2 for number in range(10)]
         with pytest.raises(StoreError, match=r"rank13/log\.bin is damaged"):
-            list(pool.run(square, range(20)))
-        with pytest.raises(StoreError, match="a process of the pool was killed"):
-            list(pool.run(die, [str(tmp_path / "mark")]))
+            list(work(square, range(20)))
+        with pytest.raises(StoreError, match="a worker was killed"):
+            list(work(die, [0]))
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    distributed = pytest.importorskip("distributed")
-    import dask
-
-    with (
-        dask.config.set({"distributed.worker.daemon": False, "distributed.worker.preload": []}),
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as local,
-    ):
-        yield local.scheduler_address
-
-
-def test_every_verb_answers_on_a_cluster_as_here(tmp_path, cluster, runs, introspect):
+def test_every_verb_answers_with_workers_as_without(tmp_path, runs, introspect):
     a, b, other = (str(runs / name) for name in ("whole nothing", "whole copies", "shared copies"))
-    there = "--engine", f"dask:{cluster}"
-    for words in (("diff", a, b), ("diff", a, other), ("check", b)):
+    there = "--workers", "2"
+    for words in (("diff", a, b), ("diff", a, other), ("check", b), ("check", "--copies", b)):
         one, two = (introspect(*words, "--format", "json", *more) for more in ((), there))
         assert (two.returncode, json.loads(two.stdout)) == (one.returncode, json.loads(one.stdout)), words
     for place, more in (("here", ()), ("there", there)):
@@ -153,17 +123,10 @@ def test_every_verb_answers_on_a_cluster_as_here(tmp_path, cluster, runs, intros
     assert recorded(merged[0] / "rank0") == recorded(merged[1] / "rank0")
 
 
-def test_a_worker_that_dies_is_replaced_and_one_that_cannot_read_names_the_file(tmp_path, cluster):
-    with engine.engine_of(f"dask:{cluster}") as dask:
-        assert list(dask.run(die, [str(tmp_path / "mark")])) == ["alive"]
-        with pytest.raises(StoreError, match=r"rank13/log\.bin is damaged"):
-            list(dask.run(square, range(20)))
+def test_a_worker_that_cannot_read_names_the_file_and_nothing_is_left(tmp_path):
     run = write(tmp_path / "run", 2, ALL, steps=20)
     records = bytearray((run / "rank1/log.bin").read_bytes())
     records[-500] ^= 1
     (run / "rank1/log.bin").write_bytes(records)
-    with engine.engine_of(f"dask:{cluster}") as dask:
-        assert "rank1/log.bin" in verb("merge", run, "-o", tmp_path / "whole", "--engine", f"dask:{cluster}").stderr
-        with open_run(run) as opened, pytest.raises(StoreError, match=r"rank1/log\.bin"):
-            health.check(opened, work=dask.run)
+    assert "rank1/log.bin" in verb("merge", run, "-o", tmp_path / "whole", "--workers", "2").stderr
     assert not (tmp_path / "whole").exists()
