@@ -13,8 +13,6 @@ import math
 import os
 import re
 import struct
-import zipfile
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +27,7 @@ from introspect_cli.tensors.arrays import PIECE, Pieces, cut
 from introspect_cli.tensors.arrays import read as read_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -234,64 +231,33 @@ def _read_span(path: Path, first: int, length: int, stored: np.dtype[Any]) -> It
 
 
 def _read_npy(path: Path) -> dict[Any, Any]:
-    return {"": _npy_pieces("it", path, lambda: open_regular(path))}
+    return {"": _numpy_pieces(path)}
 
 
 def _read_npz(path: Path) -> dict[Any, Any]:
-    """The arrays of an archive of numpy's by name: its members that end in `.npy`; others are ignored."""
-    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-        names = [member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")]
-    return {name: _npy_pieces(name, path, partial(_open_member, path, f"{name}.npy")) for name in names}
+    """The arrays of an archive of numpy's by name."""
+    with open_regular(path) as file, np.load(file) as archive:
+        names = list(archive.files)
+    return {name: _numpy_pieces(path, name) for name in names}
 
 
-@contextmanager
-def _open_member(path: Path, member: str) -> Iterator[Any]:
-    with open_regular(path) as file, zipfile.ZipFile(file) as archive, archive.open(member) as inside:
-        yield inside
+def _numpy_pieces(path: Path, name: str = "") -> Pieces:
+    """An array of a file of numpy's: the one called `name` in an archive, else the file's own.
 
-
-def _npy_pieces(name: str, path: Path, opened: Callable[[], AbstractContextManager[Any]]) -> Pieces:
-    """An array in numpy's format, read as a whole when asked for.
-
-    One of an unknown element type says in `unread` that it is not read.
-
-    Args:
-        name: of the array, for messages.
-        path: of its file.
-        opened: opens the array's own bytes, header included; called now for the header, and for each reading.
-
-    Raises:
-        ValueError: it holds python objects, or its header is unknown.
+    It is read as a whole, now and for each reading. One of an unknown element type says so in `unread`.
     """
-    with opened() as file:
-        shape, dtype = _npy_header(file)
-    if dtype.hasobject:
-        raise ValueError(f"{name} holds objects of python, which would have to be executed")
-    if dtype.name not in NUMPY:
-        return Pieces(dtype.name, shape, tuple, f"elements of numpy's type {dtype} are not read")
 
-    def read() -> Iterator[NDArray[Any]]:
-        """Yield the elements in C order; StoreError where the file is damaged."""
+    def load() -> Any:
+        """Read the array; StoreError where the file is damaged, or holds objects that would have to be executed."""
         try:
-            with opened() as inside:
-                whole = np.lib.format.read_array(inside, allow_pickle=False)
+            with open_regular(path) as file:
+                found = np.load(file)
+                return found[name] if name else found
         except DAMAGE as error:
             raise _damaged(path, error) from None
-        yield from cut(whole.astype(NUMPY[dtype.name], copy=False).reshape(-1))
 
-    return Pieces(dtype.name, shape, read)
-
-
-def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """(shape, dtype) from the header of a `.npy` file.
-
-    ValueError for another version than 1.0 and 2.0, and for a negative size.
-    """
-    version = np.lib.format.read_magic(file)
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
-    if read is None:
-        raise ValueError(f"a .npy of version {version} is not known")
-    shape, _, dtype = read(file)
-    if any(size < 0 for size in shape):
-        raise ValueError("a size is negative")
-    return tuple(shape), dtype
+    array = load()
+    dtype = array.dtype
+    if dtype.name not in NUMPY:
+        return Pieces(dtype.name, array.shape, tuple, f"elements of numpy's type {dtype} are not read")
+    return Pieces(dtype.name, array.shape, lambda: cut(load().astype(NUMPY[dtype.name], copy=False).reshape(-1)))
