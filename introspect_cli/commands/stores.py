@@ -26,7 +26,7 @@ def _output(text: str) -> Callable[[Any], Any]:
 
 @click.command(
     epilog="\b\nFormats:\n"
-    + "\n".join(f"  {name:<12} {form.about}" for name, form in FORMATS.items())
+    + "\n".join(f"  {name:<12} {about}" for name, (about, _) in FORMATS.items())
     + """
 
 \b

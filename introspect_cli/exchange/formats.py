@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from introspect_cli.errors import UsageError
 from introspect_cli.selection import Selection
@@ -22,29 +22,16 @@ if TYPE_CHECKING:
 EVERYTHING = Selection()
 
 
-class Format(NamedTuple):
-    """One format.
-
-    Attributes:
-        about: what it writes, in a line of help.
-        writer: `module:function`, called with the run, the empty directory and the selection.
-    """
-
-    about: str
-    writer: str
-
-
-FORMATS: dict[str, Format] = {
-    "parquet": Format("tables, partitioned by step and rank", "introspect_cli.exchange.frames:write_parquet"),
-    "csv": Format("one table", "introspect_cli.exchange.frames:write_csv"),
-    "jsonl": Format("one file, a JSON object a record", "introspect_cli.exchange.frames:write_jsonl"),
-    "yaml": Format("a report for each step and rank", "introspect_cli.exchange.yaml_reports:write_yaml"),
-    "json-tree": Format("a tree of module calls for each step", "introspect_cli.exchange.trees:write_tree"),
-    "tensorboard": Format(
-        "scalars, and histograms of tensors", "introspect_cli.exchange.tensorboard:write_tensorboard"
-    ),
+FORMATS: dict[str, tuple[str, str]] = {
+    "parquet": ("tables, partitioned by step and rank", "frames:write_parquet"),
+    "csv": ("one table", "frames:write_csv"),
+    "jsonl": ("one file, a JSON object a record", "frames:write_jsonl"),
+    "yaml": ("a report for each step and rank", "yaml_reports:write_yaml"),
+    "json-tree": ("a tree of module calls for each step", "trees:write_tree"),
+    "tensorboard": ("scalars, and histograms of tensors", "tensorboard:write_tensorboard"),
 }
-"""Every format by name, in the order in which help lists them."""
+"""Every format by name, in the order in which help lists them: what it writes, in a line of help; and `module:function`
+of this folder, called with the run, the empty directory and the selection."""
 
 
 def export(run: Run, name: str, output: str | Path, selection: Selection = EVERYTHING) -> int:
@@ -62,11 +49,11 @@ def export(run: Run, name: str, output: str | Path, selection: Selection = EVERY
         StoreError: the run is damaged.
     """
     directory = Path(output)
-    module, _, function = FORMATS[name].writer.partition(":")
+    module, _, function = FORMATS[name][1].partition(":")
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
         raise UsageError(f"{directory} is not empty: name another directory")
-    getattr(import_module(module), function)(run, directory, selection)
+    getattr(import_module(f"introspect_cli.exchange.{module}"), function)(run, directory, selection)
     return sum(path.is_file() for path in directory.rglob("*"))
 
 

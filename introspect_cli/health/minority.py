@@ -71,10 +71,8 @@ def _records_of(reader: RankReader, batch: StepBatch, of: int | None = None) -> 
     """
     codes = _codes_of(reader.sites)
     rows = np.flatnonzero(np.isin(codes, _KINDS)[batch.site])
-    site, places = (
-        batch.site[rows],
-        np.array([number_of(repr(each.part).encode()) for each in reader.layouts], np.uint64),
-    )
+    site = batch.site[rows]
+    places = np.array([number_of(repr(each.part).encode()) for each in reader.layouts], np.uint64)
     share = mix(places[batch.layout[rows]] ^ codes[site])
     held = np.asarray(reader.sites.key, np.uint64)[site], np.asarray(batch.checksum[rows]), share, rows
     return held if of is None else tuple(each[share == of] for each in held)
@@ -160,10 +158,8 @@ def _differing_records(run: Run, of: int, rank: int, base: int, most: int) -> li
         if step not in one or two.entries["digest"][row] == one.entries["digest"][one.row_of(step)]:
             continue
         batch = two.read(step)
-        (theirs, copies, *_), (keys, checksums, _, rows) = (
-            _records_of(one, one.read(step), of),
-            _records_of(two, batch, of),
-        )
+        theirs, copies, *_ = _records_of(one, one.read(step), of)
+        keys, checksums, _, rows = _records_of(two, batch, of)
         _, there, here = np.intersect1d(theirs, keys, return_indices=True)
         hits = []
         for at in rows[here[copies[there] != checksums[here]]].tolist():

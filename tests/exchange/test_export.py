@@ -7,13 +7,14 @@ import hashlib
 import json
 import os
 import re
+import sys
 
 import numpy as np
 import pytest
 import yaml
 from synthetic import row, write_run
 
-from introspect_cli.exchange.formats import FORMATS, Format, export, wanted_steps
+from introspect_cli.exchange.formats import FORMATS, export, wanted_steps
 from introspect_cli.records import Kind, Layout
 from introspect_cli.selection import read_selection
 from introspect_cli.store.run import open_run
@@ -319,7 +320,8 @@ def write_names(run, directory, selection):
 
 def test_a_format_is_a_function_and_a_line_in_the_table(tmp_path, monkeypatch):
     write_run(tmp_path / "a", [[row("forward", "output", "Net", np.ones(2, np.float32))]] * 2)
-    monkeypatch.setitem(FORMATS, "names", Format("the names of what was recorded", f"{__name__}:write_names"))
+    monkeypatch.setitem(sys.modules, "introspect_cli.exchange.names", sys.modules[__name__])
+    monkeypatch.setitem(FORMATS, "names", ("the names of what was recorded", "names:write_names"))
     with open_run(tmp_path / "a") as run:
         assert export(run, "names", tmp_path / "out", read_selection(steps=[1])) == 1
     assert (tmp_path / "out" / "names.txt").read_text() == "Net"
