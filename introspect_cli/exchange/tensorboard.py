@@ -1,4 +1,4 @@
-"""TensorBoard event files, of TensorBoard's own messages: scalars of every site, histograms of stored tensors."""
+"""TensorBoard event files, of TensorBoard's own messages: scalars of every site."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 STATS = ("mean", "std", "l2", "absmax", "nans", "infs", "zeros")
 """Statistics written as scalars."""
 
-_BINS = 30
-
 
 class EventFile:
     """A TensorBoard event file, appended to; each event has its time in seconds since 1970."""
@@ -41,7 +39,7 @@ class EventFile:
         self._write(wall_time=time, file_version="brain.Event:2")
 
     def add(self, step: int, values: list[dict[str, Any]], time: float) -> None:
-        """Append an event with the values (`scalar`, `histogram`) of a step and flush."""
+        """Append an event with the values (`scalar`) of a step and flush."""
         self._write(wall_time=time, step=step, summary={"value": values})
 
     def _write(self, **fields: Any) -> None:
@@ -60,16 +58,6 @@ def scalar(tag: str, value: float) -> dict[str, Any]:
         return {"tag": tag, "simple_value": float(np.float32(value))}
 
 
-def histogram(tag: str, array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """A value of a summary: how the finite elements of a tensor are distributed over 30 equal bins; no bins without."""
-    flat = array.astype(np.float64).ravel()
-    flat = flat[np.isfinite(flat)]
-    counts, edges = np.histogram(flat, _BINS) if len(flat) else (np.zeros(0), np.zeros(1))
-    ends = {"min": flat.min(), "max": flat.max()} if len(flat) else {}
-    sums = {"num": len(flat), "sum": flat.sum(), "sum_squares": (flat * flat).sum()}
-    return {"tag": tag, "histo": {**ends, **sums, "bucket_limit": edges[1:], "bucket": counts}}
-
-
 def write_tensorboard(run: Run, directory: Path, selection: Selection) -> None:
     """Write an event file for each rank with a selected step, in a directory of its own where the run has several.
 
@@ -83,16 +71,16 @@ def write_tensorboard(run: Run, directory: Path, selection: Selection) -> None:
                 place.mkdir(exist_ok=True)
                 made = EventFile(place / f"events.out.tfevents.0.introspect.{rank}", 0.0)
                 files[rank] = stack.enter_context(closing(made))
-            values = [value for record in wanted_records(run, step, rank, selection) for value in _values(run, record)]
+            values = [value for record in wanted_records(run, step, rank, selection) for value in _values(record)]
             # Nothing of the clock is kept with a step; the step itself stands for it.
             files[rank].add(step, values, float(step))
 
 
-def _values(run: Run, record: Record) -> list[dict[str, Any]]:
-    """Summary values of a record: plain numbers and statistics as scalars, a stored tensor as a histogram as well.
+def _values(record: Record) -> list[dict[str, Any]]:
+    """Summary values of a record: plain numbers and statistics as scalars.
 
-    Of a loss, and of a tensor without dimensions, the mean alone; no histogram of complex elements. Empty for what was
-    not observed, and for a plain value that is no number.
+    Of a loss, and of a tensor without dimensions, the mean alone. Empty for what was not observed, and for a plain
+    value that is no number.
     """
     site, summary = record.site, record.summary
     again = f"/call{site.call}" if site.call else ""
@@ -105,6 +93,4 @@ def _values(run: Run, record: Record) -> list[dict[str, Any]]:
             return []
     if site.kind is Kind.LOSS or not summary.layout.shape:
         return [scalar(tag, summary.stats["mean"])] if "mean" in summary.stats else []
-    scalars = [scalar(f"{tag}/{name}", summary.stats[name]) for name in STATS if name in summary.stats]
-    stored = run.tensor(summary.checksum) if summary.checksum else None
-    return [*scalars, histogram(tag, stored)] if stored is not None and stored.dtype.kind in "fiub" else scalars
+    return [scalar(f"{tag}/{name}", summary.stats[name]) for name in STATS if name in summary.stats]
