@@ -13,13 +13,11 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from introspect_cli.render.blocks import Block, Column, Figure, Table, line, number
-from introspect_cli.render.check_text import check_blocks
+from introspect_cli.render.blocks import Block, Column, Figure, Table, line
+from introspect_cli.render.check_text import check_blocks, summary
 from introspect_cli.render.diff_text import detail_blocks, settings_blocks
 from introspect_cli.render.graph import graph_svg
-from introspect_cli.render.markup import card, first_screen, html_of, rests_on, style, text
+from introspect_cli.render.markup import first_screen, html_of, rests_on, style
 from introspect_cli.render.page_data import Page, page_data
 from introspect_cli.render.show_text import facts_of, notes_of
 from introspect_cli.render.values_text import closeup_blocks
@@ -71,7 +69,7 @@ def page_html(page: Page) -> str:
         "title": escape(" and ".join(clean(run.path, 80) for run in page.runs)),
         "heading": "Where they diverge" if result is not None else "The run",
         "style": style(),
-        "screen": first_screen(result) if result is not None else _summary(page),
+        "screen": first_screen(result) if result is not None else html_of([line(summary(page.checks[0]))]),
         "kept": _kept_sentence(page.history),
         "data": page_data(page),
         "script": script,
@@ -80,32 +78,6 @@ def page_html(page: Page) -> str:
     }
     parts = (assets / "report.html").read_text(encoding="utf-8").split("%%")
     return "".join(values[part] if place % 2 else part for place, part in enumerate(parts))
-
-
-def _summary(page: Page) -> str:
-    """The cards of a single run: what ran, its first loss if it has one, and counts and the first three findings."""
-    run, check = page.runs[0], page.checks[0]
-    facts = dict(facts_of(run))
-    told = [(name, facts[name]) for name in ("ran", "started", "on", "ended") if facts.get(name)]
-    cards: list[tuple[str, str, list[tuple[str, str]]]] = [
-        ("What ran", f"{count(run.steps, 'step')}, {run.state}", told),
-    ]
-    loss = next((curve for curve in page.curves[0] if curve.kind == "loss"), None)
-    if loss is not None:
-        measured = np.isfinite(loss.values)
-        ends = [number(float(loss.values[at])) if measured[at] else "NaN or Inf" for at in (0, -1)]
-        rows = [("lowest", number(float(loss.values[measured].min())))] if measured.any() else []
-        bad = loss.steps[~measured]
-        rows += [("not finite", f"{count(len(bad), 'step')}, from step {bad[0]} on")] if len(bad) else []
-        cards.append((loss.name, f"{ends[0]} to {ends[1]}", rows))
-    levels = [finding.level.value for finding in check.findings]
-    counted = ", ".join(count(levels.count(level), level) for level in dict.fromkeys(levels)) or "nothing found"
-    rows = [(finding.rule, f"from step {finding.step}: {finding.site}") for finding in check.findings[:3]]
-    cards.append(("Findings", counted, rows or [("rules", str(len(check.checked)))]))
-    drawn = (
-        card(text(name), text(big), [(text(key), text(value)) for key, value in rows]) for name, big, rows in cards
-    )
-    return f'<div class="cards">{"".join(drawn)}</div>'
 
 
 def _what_ran(page: Page) -> list[Block]:

@@ -248,7 +248,7 @@ def test_what_strangers_wrote_is_text_and_the_policy_stops_what_would_get_in(pag
 
 def test_a_single_run_has_a_page_too(page, browser):
     page("a")
-    assert "12 steps, complete" in text(browser, "#answer")
+    assert "1 warning (12 rules over 12 steps of a)" in text(browser, "#answer")
     shown = [browser.find_element("id", name).is_displayed() for name in ("loss-plot", "map", "history-plot")]
     assert shown == [True, False, True]
 
@@ -337,7 +337,7 @@ def test_a_run_that_went_wrong_says_so_before_its_curves(page, tmp_path, browser
     page("a")
     assert text(browser, "#history-sick") == "not finite at 3 of 6 steps, from step 3 on"
     assert "not finite from step 3" in text(browser, "#loss-plot")
-    assert "3 steps, from step 3 on" in text(browser, "#answer")
+    assert "2 errors" in text(browser, "#answer")
     order = browser.execute_script("return [...document.querySelectorAll('main > section')].map((own) => own.id)")
     assert order.index("answer") < order.index("findings") < order.index("history")
     assert "error" in text(browser, "#findings")
