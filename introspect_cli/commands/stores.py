@@ -39,7 +39,7 @@ Examples:
 @_output("Directory to write to; new or empty.")
 @takes(Selecting, "selected")
 def export(run: str, format_: str, output: Path, selected: Selecting) -> int:
-    """Write RUN as tables, reports, trees or TensorBoard events."""
+    """Write RUN as tables, reports or trees."""
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.exchange.formats import export as write

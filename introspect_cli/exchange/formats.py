@@ -28,7 +28,6 @@ FORMATS: dict[str, tuple[str, str]] = {
     "jsonl": ("one file, a JSON object a record", "frames:write_jsonl"),
     "yaml": ("a report for each step and rank", "yaml_reports:write_yaml"),
     "json-tree": ("a tree of module calls for each step", "trees:write_tree"),
-    "tensorboard": ("scalars of every site", "tensorboard:write_tensorboard"),
 }
 """Every format by name, in the order in which help lists them: what it writes, in a line of help; and `module:function`
 of this folder, called with the run, the empty directory and the selection."""

@@ -12,10 +12,11 @@ import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.exchange.tensorboard import EventFile, scalar
 from introspect_cli.publish.send import Sender
 from introspect_cli.store.remote import is_remote
 
@@ -127,16 +128,31 @@ class TensorBoard:
     """A TensorBoard event file; in the directory of another logger's events it is shown as part of that run."""
 
     def __init__(self, directory: str, name: str) -> None:
-        """Create an event file in `directory` now; in `runs/NAME` where that is ""."""
+        """Create an event file in `directory` now; in `runs/NAME` where that is "".
+
+        Raises:
+            ImportError: TensorBoard, whose own messages are written, is not installed.
+        """
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
         self._directory = Path(directory or f"runs/{name}")
         self._directory.mkdir(parents=True, exist_ok=True)
         stem = f"events.out.tfevents.{int(time.time())}.introspect.{os.getpid()}.0"
-        self._file = EventFile(self._directory / stem, time.time())
+        self._event, self._file = Event, RecordWriter((self._directory / stem).open("wb"))
+        self._write(file_version="brain.Event:2")
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Append the numbers of a step, as `introspect/NAME`."""
-        values = [scalar(f"introspect/{name}", value) for name, value in numbers.items()]
-        self._file.add(step, values, time.time())
+        with np.errstate(over="ignore"):
+            plain = {name: float(np.float32(value)) for name, value in numbers.items()}
+        values = [{"tag": f"introspect/{name}", "simple_value": value} for name, value in plain.items()]
+        self._write(step=step, summary={"value": values})
+
+    def _write(self, **fields: Any) -> None:
+        """Append an event with these fields of its message and flush."""
+        self._file.write(self._event(wall_time=time.time(), **fields).SerializeToString())
+        self._file.flush()
 
     def add_file(self, file: Path) -> None:
         """Do nothing: TensorBoard shows no files."""

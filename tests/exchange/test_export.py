@@ -267,15 +267,6 @@ def test_values_that_were_stored_are_in_the_full_tree(introspect, tmp_path):
     assert summary == full
 
 
-def test_tensorboard_reads_scalars(introspect, run):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    out = exported(introspect, run, "tensorboard")
-    events = accumulator.EventAccumulator(str(out / "rank0"))
-    events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("loss/loss")] == [(0, 1.5), (1, 1.5)]
-    assert "param/Net.layers.0.weight/l2" in events.Tags()["scalars"]
-
-
 def test_a_directory_that_holds_something_is_left_alone(introspect, run):
     assert introspect("export", run, "--format", "csv", "-o", ".").returncode == 2
     assert introspect("export", run, "--format", "csv", "-o", "new", "--steps", "99").returncode == 2

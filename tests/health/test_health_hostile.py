@@ -75,10 +75,7 @@ def absurd(made, tmp_path):
         ["check", "a", "--format", "json"],
         ["report", "a", "-o", "page.html"],
         ["report", "a", "b", "-o", "page.html"],
-        *(
-            ["export", "a", "--format", form, "-o", "out"]
-            for form in ("parquet", "csv", "jsonl", "yaml", "json-tree", "tensorboard")
-        ),
+        *(["export", "a", "--format", form, "-o", "out"] for form in ("parquet", "csv", "jsonl", "yaml", "json-tree")),
     ],
     ids=" ".join,
 )

@@ -49,7 +49,7 @@ LAYERS = {
     "inspect": BASE | {"store", "selection"},
     "health": BASE | {"store", "selection"},
     "exchange": BASE | {"store", "inspect", "health", "selection", "tensors"},
-    "publish": BASE | {"store", "exchange", "selection"},
+    "publish": BASE | {"store", "selection"},
     "rerun": BASE | {"store", "compare", "selection"},
     "workers": BASE | {"store"},
     "render": BASE | {"compare", "inspect", "health", "rerun"},
