@@ -99,7 +99,7 @@ class CaptureOptions:
     durable: bool = of_the_run(False, "Force each step to disk, so that even a power cut loses none.")
     publish: tuple[str, ...] = of_the_run(
         (),
-        "Send the run while it runs: tensorboard, mlflow, wandb, directory, URL; repeatable.",
+        "Send the run while it runs: tensorboard, mlflow, wandb, URL; repeatable.",
         metavar="PLACE",
         commas=False,
     )

@@ -1,4 +1,4 @@
-"""`introspect publish`: a run shown in a logger, a directory or object storage, while it is written or after."""
+"""`introspect publish`: a run shown in a logger, or sent to object storage, while it is written or after."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ Exit status: 0, or 2 where something could not be published.""",
 @takes(Selecting, "selected", only=("kinds", "modules"))
 @takes(PublishOptions)
 def publish(run: str, places: tuple[str, ...], selected: Selecting, asked: PublishOptions) -> int:
-    """Send the numbers of each step of RUN to a logger or a directory, and at the end its page and the packed run.
+    """Send the numbers of each step of RUN to a logger, or RUN itself to object storage.
 
-    A PLACE is tensorboard[:DIR], mlflow[:RUN_ID], wandb[:PROJECT], a directory, or a URL such as s3://bucket/runs,
-    which gets the run itself.
+    A PLACE is tensorboard[:DIR], mlflow[:RUN_ID], wandb[:PROJECT], or a URL such as s3://bucket/runs, which
+    gets the run itself.
     """
     from introspect_cli.publish.follow import follow, numbers_of
     from introspect_cli.publish.places import Remote, open_place
     from introspect_cli.selection import choose
     from introspect_cli.statistics import DERIVED_STATS, STATISTICS
-    from introspect_cli.store.run import RunState, open_run
+    from introspect_cli.store.run import open_run
     from introspect_cli.texts import count as counted
 
     selection = selected.read()
@@ -78,9 +78,7 @@ def publish(run: str, places: tuple[str, ...], selected: Selecting, asked: Publi
 
     count = 0
     if targets.open:
-        count, state = follow(run, take, rank=asked.rank or None, between=between)
-        if state is not RunState.RUNNING and count and not asked.rank:
-            _publish_files(run, name, targets, sources=asked.sources)
+        count = follow(run, take, rank=asked.rank or None, between=between)
     targets.each(lambda text, place: say(f"published {counted(count, 'step')} of {name} to {text} ({place.close()})"))
     for text, why in targets.failed.items():
         say(f"introspect: {name} was not published to {text} completely: {why}", err=True)
@@ -118,27 +116,3 @@ class _Places:
             why = str(error) if isinstance(error, IntrospectError) else f"{type(error).__name__}: {error}"
             self.failed[text] = " ".join(why.split())[:_LONGEST]
             self.open.pop(text, None)
-
-
-def _publish_files(run: str, name: str, places: _Places, *, sources: bool) -> None:
-    """Publish the page about the run, and the run packed into one file, at each open place.
-
-    Args:
-        run: path of the run.
-        name: what the files are called.
-        places: where to.
-        sources: whether the packed run has the text of the source files.
-    """
-    import tempfile
-
-    from introspect_cli.commands.page import page_of
-    from introspect_cli.compare.result import DiffOptions
-    from introspect_cli.exchange.checkpoints import open_any
-    from introspect_cli.store.pack import ENDING, local_copy, pack
-
-    with tempfile.TemporaryDirectory() as folder, local_copy(run) as source, open_any(run) as opened:
-        page, packed = Path(folder) / f"{name}.html", Path(folder) / f"{name}{ENDING}"
-        page.write_text(page_of([opened], (), DiffOptions()), encoding="utf-8")
-        pack(source, packed, sources=sources)
-        places.each(lambda _, place: place.add_file(page))
-        places.each(lambda _, place: place.add_file(packed))

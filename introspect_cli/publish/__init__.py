@@ -1,1 +1,1 @@
-"""A run shown elsewhere while it goes on: TensorBoard, MLflow, Weights & Biases, a directory, object storage."""
+"""A run shown elsewhere while it goes on: TensorBoard, MLflow, Weights & Biases, object storage."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from introspect_cli.selection import Selection
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import RankReader
-    from introspect_cli.store.run import Run, RunState
+    from introspect_cli.store.run import Run
 
 
 def follow(
@@ -35,7 +35,7 @@ def follow(
     *,
     rank: int | None = None,
     between: Callable[[], None] = lambda: None,
-) -> tuple[int, RunState]:
+) -> int:
     """Hand on every step of a run's lowest rank (or of `rank`), in order, and wait until the run is over.
 
     Args:
@@ -45,24 +45,21 @@ def follow(
         between: called after each look at the run, whether or not it had new steps.
 
     Returns:
-        how many steps were handed on, and the run's state, which is not RUNNING.
+        how many steps were handed on.
 
     Raises:
         StoreError: the run cannot be read.
     """
     taken = [-1]
 
-    def look(run: Run) -> tuple[int, RunState]:
-        """Hand on the steps after the last one taken, none where no rank is there yet.
-
-        Returns how many were taken in all looks, and the run's state.
-        """
+    def look(run: Run) -> int:
+        """Hand on the steps after the last one taken, none where no rank is there yet; returns how many all were."""
         for reader in map(run.rank, run.ranks[:1]):
             for step in reader.entries["step"].tolist():
                 if step > taken[-1]:
                     take(reader, step)
                     taken.append(step)
-        return len(taken) - 1, run.state
+        return len(taken) - 1
 
     only = None if rank is None else {rank}
     return poll(path, look, opened=partial(open_run, only=only), between=between)

@@ -1,14 +1,12 @@
-"""Where a run can be published to, as people write it: a logger, a directory, or a URL that fsspec opens.
+"""Where a run can be published to, as people write it: a logger, or a URL that fsspec opens.
 
-A directory gets the numbers as JSON lines, the page and the packed run; a URL the run itself, which every verb reads.
-Loggers are written to by their own packages, which are imported when they are asked for.
+A URL gets the run itself, which every verb reads. Loggers are written to by their own packages, which are imported
+when they are asked for.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -25,51 +23,13 @@ if TYPE_CHECKING:
 
 
 class Place(Protocol):
-    """A destination for a run's numbers and files: a logger, a directory or a URL."""
+    """A destination for a run's numbers, or for the run: a logger or a URL."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Publish the numbers of a step."""
 
-    def add_file(self, file: Path) -> None:
-        """Publish a file: the page, or the packed run."""
-
     def close(self) -> str:
         """Finish publishing; returns in words where it can be looked at."""
-
-
-NUMBERS = "metrics.jsonl"
-
-
-def _json_line(step: int, numbers: Mapping[str, float]) -> str:
-    """The numbers of a step, and `step`, as a line of JSON with its line end; those not finite as text (`nan`)."""
-    plain = {name: value if abs(value) < float("inf") else str(value) for name, value in numbers.items()}
-    return json.dumps({"step": step, **plain}) + "\n"
-
-
-class Directory:
-    """A directory with a subdirectory for each run."""
-
-    def __init__(self, path: str, name: str) -> None:
-        """Create the directory `path/name` and open an empty `metrics.jsonl` in it; one that is there is emptied."""
-        self.path = Path(path) / name
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._file = (self.path / NUMBERS).open("w", encoding="utf-8")
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Append the numbers of a step as a line of JSON, at once."""
-        self._file.write(_json_line(step, numbers))
-        self._file.flush()
-
-    def add_file(self, file: Path) -> None:
-        """Copy a file into the directory, atomically; replaces one of that name."""
-        fresh = self.path / f".{file.name}"
-        shutil.copyfile(file, fresh)
-        fresh.replace(self.path / file.name)
-
-    def close(self) -> str:
-        """Close the file of numbers; returns the directory."""
-        self._file.close()
-        return str(self.path)
 
 
 class Remote:
@@ -95,9 +55,6 @@ class Remote:
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Do nothing: the run itself has them."""
-
-    def add_file(self, file: Path) -> None:
-        """Do nothing: the run itself is there."""
 
     def send_if_due(self) -> None:
         """Upload what is new, if the interval is over; what a failed upload did not send goes with the next."""
@@ -154,9 +111,6 @@ class TensorBoard:
         self._file.write(self._event(wall_time=time.time(), **fields).SerializeToString())
         self._file.flush()
 
-    def add_file(self, file: Path) -> None:
-        """Do nothing: TensorBoard shows no files."""
-
     def close(self) -> str:
         """Close the event file; returns the command that shows it."""
         self._file.close()
@@ -194,10 +148,6 @@ class MLflow:
         for begin in range(0, len(metrics), _MAX_METRICS):
             self._client.log_batch(self._run, metrics=metrics[begin : begin + _MAX_METRICS])
 
-    def add_file(self, file: Path) -> None:
-        """Log a file as an artifact, in the folder `introspect`."""
-        self._client.log_artifact(self._run, str(file), "introspect")
-
     def close(self) -> str:
         """End the run if it was begun here; returns its id in words."""
         if self._begun:
@@ -217,7 +167,6 @@ class WeightsAndBiases:
         """
         import wandb
 
-        self._artifact, self._name = wandb.Artifact, name
         self._run = wandb.init(
             project=project or os.environ.get("WANDB_PROJECT") or "introspect",
             name=name,
@@ -228,12 +177,6 @@ class WeightsAndBiases:
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Log the numbers of a step, as `introspect/NAME`."""
         self._run.log({f"introspect/{name}": value for name, value in numbers.items()}, step=step)
-
-    def add_file(self, file: Path) -> None:
-        """Log a file as an artifact, `RUN-FILE`."""
-        artifact = self._artifact(f"{self._name}-{file.name}".replace("/", "-"), type="introspect")
-        artifact.add_file(str(file), name=file.name)
-        self._run.log_artifact(artifact)
 
     def close(self) -> str:
         """Finish the run, which waits until it is uploaded; returns in words its URL, or offline its directory."""
@@ -247,30 +190,28 @@ LOGGERS: dict[str, Callable[[str, str], Place]] = {
     "mlflow": MLflow,
     "wandb": WeightsAndBiases,
 }
-"""Loggers by name, each opened with what follows the colon and the run's name. Anything else is a directory or URL."""
+"""Loggers by name, each opened with what follows the colon and the run's name. Anything else is a URL."""
 
 
 def open_place(text: str, run: str, name: str, rank: int | None = None, *, sources: bool = False) -> Place:
     """Open the place to publish to that `text` names; what is not there is made.
 
     Args:
-        text: `mlflow`, `mlflow:RUN_ID`, `tensorboard:DIR`, `wandb:PROJECT`, a directory, or a URL.
+        text: `mlflow`, `mlflow:RUN_ID`, `tensorboard:DIR`, `wandb:PROJECT`, or a URL.
         run: the run's directory.
         name: of the run, for loggers that name theirs.
         rank: which rank of a launch is sent to a URL; None for all.
         sources: whether the text of source files may go to a URL.
 
     Raises:
-        UsageError: its package is not installed, or a word without `/` has a `:` behind what is no logger.
+        UsageError: its package is not installed, or it is neither a logger nor a URL.
         StoreError: the URL cannot be reached.
         Exception: whatever the package of a logger raises.
     """
-    word, colon, rest = text.partition(":")
-    if word not in LOGGERS and colon and "/" not in text:
-        raise UsageError(f"unknown logger {word!r}: choose from {', '.join(LOGGERS)} (write ./{text} for a directory)")
+    word, _, rest = text.partition(":")
+    if word not in LOGGERS and not is_remote(text):
+        raise UsageError(f"cannot publish to {text!r}: choose from {', '.join(LOGGERS)}, or give a URL")
     try:
-        if word in LOGGERS:
-            return LOGGERS[word](rest, name)
-        return Remote(text, run, name, rank, sources=sources) if is_remote(text) else Directory(text, name)
+        return LOGGERS[word](rest, name) if word in LOGGERS else Remote(text, run, name, rank, sources=sources)
     except ImportError:
         raise UsageError(f"publishing to {word} needs {word}: `pip install {word}`") from None

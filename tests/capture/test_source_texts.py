@@ -39,18 +39,21 @@ def test_the_text_of_each_file_is_in_the_run_and_no_secret(project):
         ("pack run -o out.zip", True),
         ("pack run -o out.zip --no-sources", False),
         ("golden save -o out --steps 2 train.py", False),
-        ("publish run out --sources", True),
-        ("publish run out", False),
+        ("publish run file://{}/far --sources", True),
+        ("publish run file://{}/far", False),
     ],
 )
 def test_what_leaves_the_machine_has_the_texts_only_if_asked_for_and_a_pack_if_not_told_otherwise(
     project, introspect, tmp_path, words, with_texts
 ):
     home = project("run").with_name("run-project")
-    done = introspect(*(tmp_path / "run" if word == "run" else word for word in words.split()), cwd=home)
+    words = words.format(tmp_path).split()
+    done = introspect(*(tmp_path / "run" if word == "run" else word for word in words), cwd=home)
     assert done.returncode == 0, done.stderr
-    (packed,) = tmp_path.rglob("*.zip")
-    names = zipfile.ZipFile(packed).namelist()
+    sent = tmp_path / "far" / "run"
+    names = [path.relative_to(sent).as_posix() for path in sent.rglob("*") if path.is_file()]
+    names += [name for packed in tmp_path.rglob("*.zip") for name in zipfile.ZipFile(packed).namelist()]
+    assert any(name.startswith("manifest") for name in names)
     assert any(name.startswith("rank0/sources/") for name in names) is with_texts
 
 

@@ -43,7 +43,7 @@ from introspect_cli.cli import main
 BackgroundProcess.patience = 600.0  # a busy machine imports three clients for longer than people wait
 main()
 """
-PLACES = ("tensorboard:tb", "mlflow", "wandb", "out", "file://{}/far")
+PLACES = ("tensorboard:tb", "mlflow", "wandb", "file://{}/far")
 HERE = {"MLFLOW_ALLOW_FILE_STORE": "true", "WANDB_MODE": "offline"}
 
 
@@ -75,10 +75,15 @@ def test_training_notices_nothing_of_it(published):
         assert f"published 6 steps of run to {text.format(published[0])}" in done.stderr
 
 
-def test_tensorboard_opens_what_was_published(published, losses):
+def events_in(path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    events = accumulator.EventAccumulator(str(published[0] / "tb"))
+    events = accumulator.EventAccumulator(str(path))
     events.Reload()
+    return events
+
+
+def test_tensorboard_opens_what_was_published(published, losses):
+    events = events_in(published[0] / "tb")
     found = events.Scalars("introspect/loss")
     assert [event.step for event in found] == list(range(6))
     assert [event.value for event in found] == pytest.approx(losses)
@@ -96,10 +101,6 @@ def test_mlflow_reads_what_was_published(published, losses, monkeypatch):
     assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
     found = sorted(client.get_metric_history(run.info.run_id, "introspect/loss"), key=lambda metric: metric.step)
     assert [metric.value for metric in found] == pytest.approx(losses)
-    names = [artifact.path for artifact in client.list_artifacts(run.info.run_id, "introspect")]
-    assert names == ["introspect/run.html", "introspect/run.introspect.zip"]
-    packed = client.download_artifacts(run.info.run_id, names[1])
-    assert introspect_cli.diff(packed, published[0] / "run").same
 
 
 def wandb_records(data):
@@ -132,59 +133,54 @@ def test_weights_and_biases_holds_what_was_published(published, losses):
     assert [loss for _, loss in history] == pytest.approx(losses)
 
 
-def test_a_directory_holds_numbers_page_and_pack_and_a_url_the_run_itself(published, losses):
-    place, far = published[0] / "out" / "run", published[0] / "far" / "run"
-    lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(6))
-    assert [line["loss"] for line in lines] == pytest.approx(losses)
-    assert "<html" in (place / "run.html").read_text()[:500]
-    for there in (place / "run.introspect.zip", f"file://{far}"):
-        assert introspect_cli.diff(there, published[0] / "run").same
+def test_a_url_holds_the_run_itself(published):
+    far = published[0] / "far" / "run"
+    assert introspect_cli.diff(f"file://{far}", published[0] / "run").same
     assert not list(far.glob("*.zip"))
 
 
 def test_what_is_selected_is_published_of_a_run_that_is_over(published, introspect):
     place = published[0]
     options = ("--kinds", "grad", "--modules", "*.0", "--stats", "l2")
-    done = introspect("publish", "run", "again", *options, cwd=place)
+    done = introspect("publish", "run", "tensorboard:again", *options, cwd=place)
     assert done.returncode == 0, done.stderr
-    line = json.loads((place / "again" / "run" / "metrics.jsonl").read_text().splitlines()[0])
-    assert {name for name in line if name.startswith("grad/")} == {
-        "grad/Sequential.0.weight/l2",
-        "grad/Sequential.0.bias/l2",
+    assert {name for name in events_in(place / "again").Tags()["scalars"] if "/grad/" in name} == {
+        "introspect/grad/Sequential.0.weight/l2",
+        "introspect/grad/Sequential.0.bias/l2",
     }
-    done = introspect("publish", "run", "again", "--stats", "l3", cwd=place)
+    done = introspect("publish", "run", "tensorboard:again", "--stats", "l3", cwd=place)
     assert (done.returncode, "unknown statistic 'l3'" in done.stderr) == (2, True)
     done = introspect("publish", "run", "mlfow:7", cwd=place)
-    assert (done.returncode, "unknown logger 'mlfow': choose from tensorboard, mlflow" in done.stderr) == (2, True)
+    said = "cannot publish to 'mlfow:7': choose from tensorboard, mlflow"
+    assert (done.returncode, said in done.stderr) == (2, True)
 
 
 def test_a_place_that_fails_costs_its_own_numbers_and_nothing_else(tmp_path, introspect):
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "file").write_text("in the way")
-    done = introspect("capture", "--no-packages", "--publish", "file", "--publish", "out", "-o", "run", "train.py")
+    places = ("--publish", "tensorboard:file", "--publish", "tensorboard:tb")
+    done = introspect("capture", "--no-packages", *places, "-o", "run", "train.py")
     assert done.returncode == 0
     assert done.stdout.startswith("no child\n")
-    assert "run was not published to file completely: " in done.stderr
-    assert "published 6 steps of run to out (out/run)" in done.stderr
+    assert "run was not published to tensorboard:file completely: " in done.stderr
+    assert "published 6 steps of run to tensorboard:tb" in done.stderr
     with introspect_cli.open_run(tmp_path / "run") as run:
         assert run.steps == list(range(6))
 
 
 def test_what_a_killed_run_recorded_is_published(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN.replace("try:", "print('here', flush=True); time.sleep(900)\ntry:"))
-    command = [sys.executable, "-m", "introspect_cli", "capture", "--no-packages", "--publish", "out", "-o", "run"]
-    process = subprocess.Popen([*command, "train.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "introspect_cli", "capture", "--no-packages", "--publish", "tensorboard:tb"]
+    process = subprocess.Popen([*command, "-o", "run", "train.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "here\n"
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    packed = tmp_path / "out" / "run" / "run.introspect.zip"
-    until = time.monotonic() + 600
-    while not packed.exists() and time.monotonic() < until:
+    seen, until = [], time.monotonic() + 600
+    while len(seen) < 6 and time.monotonic() < until:
         time.sleep(0.1)
-    assert len((tmp_path / "out" / "run" / "metrics.jsonl").read_text().splitlines()) == 6
-    with introspect_cli.open_run(packed) as run:
-        assert run.steps == list(range(6))
+        events = events_in(tmp_path / "tb") if (tmp_path / "tb").exists() else None
+        seen = events.Scalars("introspect/loss") if events and events.Tags()["scalars"] else []
+    assert [event.step for event in seen] == list(range(6))
 
 
 def test_nobody_waits_for_a_logger_that_hangs(tmp_path, monkeypatch):
