@@ -40,7 +40,7 @@ VERBS = {
     "pack": "Make one file of a run, which every verb reads.",
     "publish": "Show a run in a logger while it is written.",
     "report": "Write an HTML page about one run, or about two.",
-    "runs": "List runs, label them, and remove old ones.",
+    "runs": "List runs.",
     "show": "Show what is in a run.",
     "verify": "Check that a run on disk is undamaged.",
     "watch": "Show a run while it is running.",

@@ -114,7 +114,7 @@ def diff(
 ) -> int:
     """Find where runs A and B first diverge, and why. Of more runs, say which agree with which.
 
-    A run is a path, a label, or @1 for the last one, @2 for the one before it; without runs, these two are compared.
+    A run is a path, or @1 for the last one, @2 for the one before it; without runs, these two are compared.
     With a script behind `--`, A and B may be git revisions, or `.` for the work tree: both are captured first.
     """
     from introspect_cli.errors import IntrospectError, UsageError
@@ -183,9 +183,9 @@ def _capture_revisions(
 
 
 def _run_of(word: str) -> str | None:
-    """Path of the run or checkpoint that a path, label or `@1` stands for; None where it stands for none.
+    """Path of the run or checkpoint that a path or `@1` stands for; None where it stands for none.
 
-    A URL, and any file, counts as one without being opened. UsageError where several runs have that label.
+    A URL, and any file, counts as one without being opened. UsageError where there are not so many runs.
     """
     from introspect_cli.exchange.checkpoints import is_checkpoint
     from introspect_cli.inspect.runs import chosen

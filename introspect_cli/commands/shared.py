@@ -27,13 +27,13 @@ TO_CAPTURE = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 class RunType(click.Path):
-    """A run: its path, or `@1` for the last run, `@2` for the one before it, or a label."""
+    """A run: its path, or `@1` for the last run, `@2` for the one before it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path of the run that a label or `@1` stands for; any other word is taken for a path as it is.
+        """The path of the run that `@1` stands for; any other word is taken for a path as it is.
 
         Raises:
-            UsageError: there are not so many runs, or several have that label.
+            UsageError: there are not so many runs.
         """
         from introspect_cli.inspect.runs import chosen
 

@@ -19,12 +19,11 @@ from introspect_cli.inspect.overview import size_on_disk
 from introspect_cli.records import perturbed_by
 from introspect_cli.store.files import MANIFEST, RUNS, DamageError
 from introspect_cli.store.pack import ENDING, is_pack
-from introspect_cli.store.remote import is_remote
 from introspect_cli.store.run import open_run
 from introspect_cli.texts import count as run_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 
 DEEPEST = 4
@@ -45,7 +44,6 @@ class RunRow:
             code than 0), `damaged`, or `unreadable` (this user may not, or its format is newer).
         detail: the exception or exit code of a failed run, that `--stop` ended one, the sentence about a damaged or an
             unreadable one.
-        label: what somebody wrote of it.
         perturbed: seed of its `--perturb`, which moved its initial parameters; None for an ordinary run.
     """
 
@@ -56,7 +54,6 @@ class RunRow:
     size: int
     ended: str
     detail: str = ""
-    label: str = ""
     perturbed: int | None = None
 
 
@@ -121,7 +118,7 @@ def _row(path: Path) -> RunRow:
                 ended, detail = "failed", str(manifest.get("exception") or f"exit code {code}")
             script, *arguments = command_words(manifest)
             ran, seed = " ".join([Path(script).name, *arguments]), perturbed_by(manifest)
-            return RunRow(path, ran, run.time("started"), run.steps, size, ended, detail, run.label, seed)
+            return RunRow(path, ran, run.time("started"), run.steps, size, ended, detail, seed)
     except StoreError as error:
         ended = "damaged" if isinstance(error, DamageError) else "unreadable"
         return RunRow(path, "", None, 0, size, ended, str(error))
@@ -133,35 +130,22 @@ def command_words(manifest: dict[str, Any]) -> list[str]:
     return list(map(str, argv)) if argv and isinstance(argv, (list, tuple)) else [str(manifest.get("script") or "")]
 
 
-def prunable(rows: Sequence[RunRow], *, keep: int) -> list[RunRow]:
-    """The runs (given the latest first) that may go: not among the first `keep`.
-
-    A run that is still being written never goes, nor one that cannot be asked whether it is, nor a packed one.
-    """
-    written = ("running", "unreadable")
-    return [row for row in rows[keep:] if row.ended not in written and row.path.suffix != ".zip"]
-
-
 _COUNTED = re.compile(r"@([1-9][0-9]{0,8})")
 
 
 def chosen(word: str | os.PathLike[str]) -> Path | str:
-    """The run that `@1` (the last), `@2`, ... or a label stands for, among those below `introspect-runs/` here.
+    """The run that `@1` (the last), `@2`, ... stands for, among those below `introspect-runs/` here.
 
-    A path that exists, a URL, "", and what is no label are returned as they are.
+    A path that exists, and all other words, are returned as they are.
 
     Raises:
-        UsageError: there are not so many runs, or several have that label.
+        UsageError: there are not so many runs.
     """
     text = os.fspath(word)
-    if not text or is_remote(text) or os.path.lexists(text):
-        return word if isinstance(word, Path) else text
-    if counted := _COUNTED.fullmatch(text):
+    counted = _COUNTED.fullmatch(text)
+    if counted and not os.path.lexists(text):
         return latest(int(counted[1]))[-1]
-    labelled = [row.path for row in _runs_here() if row.label == text]
-    if len(labelled) > 1:
-        raise UsageError(f"{len(labelled)} runs have the label {text!r}: name one of {', '.join(map(str, labelled))}.")
-    return labelled[0] if labelled else word if isinstance(word, Path) else text
+    return word if isinstance(word, Path) else text
 
 
 def latest(count: int) -> list[Path]:
@@ -170,12 +154,8 @@ def latest(count: int) -> list[Path]:
     Raises:
         UsageError: there are not so many.
     """
-    rows = _runs_here()
+    rows = find_runs([Path(RUNS)]).runs if Path(RUNS).is_dir() else []
     if len(rows) < count:
         there = f"{run_count(len(rows), 'run')} below {RUNS}/ here"
         raise UsageError(f"there is no @{count} among {there}: name a run by its path.")
     return [row.path for row in rows[:count]]
-
-
-def _runs_here() -> list[RunRow]:
-    return find_runs([Path(RUNS)]).runs if Path(RUNS).is_dir() else []

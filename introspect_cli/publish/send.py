@@ -16,10 +16,8 @@ from introspect_cli.errors import StoreError
 from introspect_cli.store.files import (
     ATTEMPT_NAME,
     HEADS,
-    LABEL,
     LIMIT_DOCUMENT,
     LOG,
-    LONGEST_LABEL,
     MANIFEST,
     RANK_NAME,
     SOURCES,
@@ -75,7 +73,6 @@ class Sender:
         self._sources = sources
         self._parts: dict[str, PartSender] = {}
         self._manifests_sent: set[str] = set()
-        self._label_sent = b""
         self._began = time.monotonic()
         self._next = 0.0
 
@@ -118,14 +115,10 @@ class Sender:
         """The directories with a catalogue each: `rankN`, `attemptN/rankN`.
 
         Only those that have a log; with a `rank`, only that one's in the last attempt. Uploads the manifests of the run
-        and its attempts, each once, and the run's label.
+        and its attempts, each once.
         """
         with Folder.at(str(self._run)) as folder:
             numbers = [int(match[1]) for match in map(ATTEMPT_NAME.fullmatch, folder.names()) if match]
-            label = folder.read_file(LABEL, 4 * LONGEST_LABEL) if LABEL in folder else b""
-        if label != self._label_sent and not self._rank:
-            self.storage.put(LABEL, label)
-            self._label_sent = label
         bases = ["", *(f"attempt{number}/" for number in sorted(numbers))]
         places = []
         for base in bases:

@@ -220,12 +220,13 @@ _NAMED = 3
 
 def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
     """A table of runs in their order, a total, and directories that were not searched; a line where there is no run."""
-    rows, unseen = search.runs, [line(sentence, "unsure") for sentence in unseen_sentences(search)]
+    rows, named = search.runs, some([clean(str(path), 200) for path in search.not_searched], _NAMED)
+    why = f"not readable, or more than {DEEPEST} levels down: name one further down"
+    unseen = [line(f"Not searched: {named} ({why}).", "unsure")] if search.not_searched else []
     if not rows:
         return [line(f"No runs {'found ' * bool(unseen)}below {', '.join(map(clean, places))}."), *unseen]
     columns: list[tuple[Column, Callable[[RunRow], str]]] = [
         (Column("run", least=16), lambda row: clean(str(row.path))),
-        (Column("label", least=8), lambda row: clean(row.label, 40)),
         (Column("started (UTC)", drop_at=4), lambda row: f"{row.started:%Y-%m-%d %H:%M}" if row.started else ""),
         (Column("steps", right=True), lambda row: f"{row.steps:,}"),
         (Column("size", right=True, drop_at=1), lambda row: human_size(row.size)),
@@ -237,11 +238,3 @@ def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
     total = f"{count(len(rows), 'run')}, {human_size(sum(row.size for row in rows))}"
     table = table_of(rows, columns, lambda row: _STYLES.get(row.ended, "bad"))
     return [table, line(), line(total, "dim"), *unseen]
-
-
-def unseen_sentences(search: RunList) -> list[str]:
-    """A sentence on where a search did not look; [] where it looked everywhere."""
-    left = search.not_searched
-    named = some([clean(str(path), 200) for path in left], _NAMED)
-    why = f"not readable, or more than {DEEPEST} levels down: name one further down"
-    return [f"Not searched: {named} ({why})."] if left else []

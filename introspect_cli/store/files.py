@@ -226,7 +226,6 @@ SOURCES = "sources"
 CHILDREN = "children"
 DIVERGENCE = "divergence.jsonl"
 """What the first of several ranks says to the others while they are compared with a reference; see the capture."""
-LABEL = "label"
 LOG = "log.bin"
 HEADS = "heads.bin"
 """A rank's log, and the heads of its frames once more; see `log`."""
@@ -237,15 +236,12 @@ ATTEMPT_NAME = re.compile(r"attempt([1-9]\d{0,3})")
 
 NAMES = re.compile(
     r"(attempt\d{1,6}/)?(rank\d{1,6}/)?"
-    r"(manifest\.json|label|(log|heads)\.bin|divergence\.jsonl|tensors/[0-9a-f]{16}\.safetensors|sources/[0-9a-f]{16}\.gz)"
+    r"(manifest\.json|(log|heads)\.bin|divergence\.jsonl|tensors/[0-9a-f]{16}\.safetensors|sources/[0-9a-f]{16}\.gz)"
 )
 """Files of a run, by their paths in it."""
 
 LIMIT_DOCUMENT = 4 << 20
 """Bytes of a document."""
-
-LONGEST_LABEL = 200
-"""Characters of a label."""
 
 Pieces = list[bytes | memoryview]
 """Bytes that are written one after the other."""

@@ -51,7 +51,7 @@ def open_store(path: str | Path) -> Directory:
     for file in (path, os.path.join(path, GOLDEN_RUN)):  # noqa: PTH118 - as text
         if is_pack(file):
             return unpack(file)
-    named = "name a directory that `introspect capture -o` made, or a label (`introspect runs` lists them)"
+    named = "name a directory that `introspect capture -o` made (`introspect runs` lists them)"
     try:
         folder = Folder.at(str(path))
         is_run = MANIFEST in folder.names()

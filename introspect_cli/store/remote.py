@@ -32,7 +32,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files import FORMAT, LABEL, LIMIT_DOCUMENT, MANIFEST, NAMES, DamageError, Directory, Source
+from introspect_cli.store.files import FORMAT, LIMIT_DOCUMENT, MANIFEST, NAMES, DamageError, Directory, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -523,9 +523,8 @@ def _launch(storage: Storage, place: str, entries: Mapping[str, int] | None = No
     entries = storage.entries(place) if entries is None else entries
     if MANIFEST not in entries:
         return RemoteFolder(storage, place, Catalogue(over=True))
-    names = [name for name in (MANIFEST, LABEL) if name in entries]
-    read = storage.read([(below(place, name), 0, min(entries[name], LIMIT_DOCUMENT)) for name in names])
-    inline = dict(zip(names, map(_unless_failed, read), strict=True))
+    [manifest] = storage.read([(below(place, MANIFEST), 0, min(entries[MANIFEST], LIMIT_DOCUMENT))])
+    inline = {MANIFEST: _unless_failed(manifest)}
     folders = (name for name in entries if _FOLDER.fullmatch(name))
     return RemoteFolder(storage, place, Catalogue(over=True, inline=inline), others=folders)
 

@@ -37,9 +37,7 @@ from introspect_cli.store.files import (
     ATTEMPT_NAME,
     CHILDREN,
     FORMAT,
-    LABEL,
     LIMIT_DOCUMENT,
-    LONGEST_LABEL,
     MANIFEST,
     RANK_NAME,
     SOURCES,
@@ -55,7 +53,7 @@ from introspect_cli.store.reader import RankReader, Shared, last_common_step
 from introspect_cli.store.remote import is_remote
 from introspect_cli.store.sources import SOURCE_NAME, decode
 from introspect_cli.sums import hex_digest
-from introspect_cli.texts import clean, count, rank_list
+from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -406,18 +404,6 @@ class Run(Closing):
     def address(self) -> str:
         """The run's URL, or its absolute path."""
         return from_anywhere(self.path)
-
-    @property
-    def label(self) -> str:
-        """The user's label of the run (`introspect runs label`), cleaned and cut to LONGEST_LABEL; "" without one.
-
-        Read anew each time; StoreError for a file of over four bytes a character.
-        """
-        try:
-            data = self._folder.read_file(LABEL, 4 * LONGEST_LABEL)
-        except FileNotFoundError:
-            return ""
-        return clean(data.decode("utf-8", "replace").strip(), LONGEST_LABEL)
 
     @cached_property
     def endings(self) -> list[str]:

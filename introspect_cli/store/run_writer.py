@@ -30,7 +30,6 @@ from introspect_cli.store import documents
 from introspect_cli.store.files import (
     FORMAT,
     HEADS,
-    LABEL,
     LIMIT_DOCUMENT,
     LOG,
     MANIFEST,
@@ -198,26 +197,9 @@ def _announce(folder: Folder, launch: Launch) -> None:
 
 
 _RUN_FILES = re.compile(
-    r"manifest\.json|sources|tensors|children|label|rank\d{1,6}|attempt\d{1,4}|\.manifest\.json\.\d+"
+    r"manifest\.json|sources|tensors|children|rank\d{1,6}|attempt\d{1,4}|\.manifest\.json\.\d+"
     r"|(log|heads)\.bin|divergence\.jsonl|collectives\.txt|\.(log|heads)\.bin\.\d+"
 )
-
-
-def write_label(path: str | Path, text: str) -> None:
-    """Write the user's label of the run at `path`; "" removes it.
-
-    Raises:
-        StoreError: there is no run.
-        OSError: it is in object storage, or cannot be written.
-    """
-    from introspect_cli.store.pack import open_store  # which a capture does without
-
-    open_store(path).close()
-    with Folder.at(str(path)) as folder:
-        if text:
-            folder.replace(LABEL, [text.encode()])
-        elif LABEL in folder:
-            os.unlink(LABEL, dir_fd=folder.fd)
 
 
 def refuse_or_remove(path: Path, *, force: bool, unless: Callable[[Folder], bool] = lambda _folder: False) -> None:

@@ -19,7 +19,6 @@ from introspect_cli.store.files import (
     ATTEMPT_NAME,
     CHILDREN,
     HEADS,
-    LABEL,
     MANIFEST,
     RANK_NAME,
     SOURCES,
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 
 _TENSOR_NAME = re.compile(r"[0-9a-f]{16}\.safetensors")
 _TEMPORARY = re.compile(r"\..*\.\d+")  # what a killed writer leaves of a file it had not yet finished
-_KNOWN = (RANK_NAME.pattern, ATTEMPT_NAME.pattern, _TEMPORARY.pattern, *map(re.escape, (MANIFEST, CHILDREN, LABEL)))
+_KNOWN = (RANK_NAME.pattern, ATTEMPT_NAME.pattern, _TEMPORARY.pattern, *map(re.escape, (MANIFEST, CHILDREN)))
 _TOP_LEVEL = re.compile("|".join(_KNOWN))
 
 Result = TypeVar("Result")

@@ -232,7 +232,7 @@ def test_no_code_of_a_file_name_reaches_a_terminal(introspect, tmp_path):
         ["pack", name, "-o", f"{name}.zip"],
         ["export", name, "--format", "csv", "-o", f"{name}.csv"],
         ["report", name, "-o", f"{name}.html"],
-        ["runs", "prune", "--keep", "1", "."],
+        ["runs", "."],
     ):
         done = introspect(*words)
         assert done.returncode == 0, done.stderr

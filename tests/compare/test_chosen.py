@@ -8,7 +8,6 @@ from synthetic import row, write_run
 
 from introspect_cli.api import diff
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.store.run_writer import write_label
 
 STARTED = "2026-06-15T12:00:0{}+00:00"
 
@@ -33,23 +32,10 @@ def test_runs_are_counted_from_the_last_one(home):
         chosen("@4")
 
 
-def test_what_is_at_a_path_comes_before_labels_and_numbers(home):
-    write_label(home / "c", "good")
-    assert chosen("good") == "introspect-runs/c"
-    for word in ("good", "@1"):
-        Path(word).mkdir()
-        with pytest.raises(StoreError, match=f"^{word} "):
-            chosen(word)
-
-
-def test_a_label_of_two_runs_is_refused_and_both_are_named(home, introspect):
-    for name in ("a", "b"):
-        write_label(home / name, "twice")
-    done = introspect("show", "twice")
-    assert done.returncode == 2
-    assert done.stderr == (
-        "introspect: 2 runs have the label 'twice': name one of introspect-runs/b, introspect-runs/a.\n"
-    )
+def test_what_is_at_a_path_comes_before_numbers(home):
+    Path("@1").mkdir()
+    with pytest.raises(StoreError, match=r"^@1 "):
+        chosen("@1")
 
 
 def test_diff_alone_compares_the_last_two_and_says_which(home, introspect):
@@ -82,10 +68,9 @@ def test_what_looks_at_one_run_takes_the_last(home, introspect, words):
 
 
 @pytest.mark.parametrize("words", ["verify", "pack -o packed.zip", "export --format csv -o out"])
-def test_every_verb_that_takes_a_run_takes_a_label(home, introspect, words):
-    write_label(home / "a", "other")
+def test_every_verb_that_takes_a_run_takes_a_number(home, introspect, words):
     verb, *rest = words.split()
-    done = introspect(verb, "other", *rest)
+    done = introspect(verb, "@2", *rest)
     assert done.returncode == 0, done.stderr
 
 

@@ -111,7 +111,7 @@ def test_the_json_of_a_run_that_lacks_records_fits_the_schema(strict, introspect
     [
         ("check", ["check", "a"], 0),
         ("show", ["show", "a"], 0),
-        ("runs", ["runs", "list", "."], 0),
+        ("runs", ["runs", "."], 0),
         ("groups", ["diff", "a", "b", "c"], 1),
         ("diff", ["diff", "two ranks", "other ranks"], 1),
         ("diff", ["diff", "a", "later"], 2),  # no step in common

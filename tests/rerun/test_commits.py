@@ -261,11 +261,6 @@ def test_a_run_of_that_name_wins_over_a_branch(repository: Path):
     introspect(repository, "capture", "-q", "--seed", "0", "-o", "first", "train.py", "2", code=0)
     answer = introspect(repository, "diff", "first", "faulty", "--", "train.py", "2", code=1)
     assert "a is " not in answer.stderr
-    introspect(repository, "runs", "label", "first", "faulty", code=0)
-    (repository / "introspect-runs").mkdir(exist_ok=True)
-    (repository / "first").rename(repository / "introspect-runs" / "kept")
-    answer = introspect(repository, "diff", "faulty", "refactored", "--", "train.py", "2", code=0)
-    assert "a is " not in answer.stderr
 
 
 @pytest.mark.sweep

@@ -177,7 +177,7 @@ def test_every_surface_says_that_a_run_was_perturbed(runs, forks):
     manifest = open_run(folder / "p").manifest
     assert manifest["options"]["perturb"] == manifest["perturbed"]["seed"] == 7
     assert manifest["perturbed"]["parameters"] == 6
-    listed = forks("runs", "list", ".", cwd=folder).stdout.splitlines()
+    listed = forks("runs", ".", cwd=folder).stdout.splitlines()
     assert [line for line in listed if "--perturb 7" in line] == [line for line in listed if line.startswith("p ")]
     assert "moved by one rounding (--perturb 7)" in forks("show", "p", cwd=folder).stdout
     assert "perturbed" not in forks("show", "a", cwd=folder).stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import tempfile
 import zipfile
@@ -115,25 +114,6 @@ def test_a_url_is_fetched_and_that_is_told(tmp_path, capsys, web_server):
         open_run("nonsense://x/y.zip")
     with pytest.raises(StoreError, match="cannot reach"):
         open_run("github://x")  # which asks for more than a name
-
-
-def test_labels_are_listed_and_change_nothing_recorded(introspect, tmp_path):
-    pair(tmp_path)
-    assert introspect("runs", "label", "a", "before the new tokenizer").returncode == 0
-    listed = json.loads(introspect("runs", tmp_path, "--format", "json").stdout)["runs"]
-    assert {run["path"].rpartition("/")[2]: run["label"] for run in listed} == {
-        "a": "before the new tokenizer",
-        "b": "",
-    }
-    assert "before the new tokenizer" in introspect("runs", tmp_path).stdout
-    assert introspect("verify", "a").returncode == 0
-    introspect("pack", "a")
-    with open_run(tmp_path / "a.introspect.zip") as run:
-        assert run.label == "before the new tokenizer"
-    introspect("runs", "label", "a", "")
-    assert not (tmp_path / "a" / "label").exists()
-    assert introspect("runs", "label", "a", "x" * 201).returncode == 2
-    assert introspect("runs", "label", "nowhere", "x").returncode == 2
 
 
 def test_a_pipe_is_no_pack_and_nobody_waits_for_its_writer(introspect, tmp_path):

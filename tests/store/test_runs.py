@@ -1,4 +1,4 @@
-"""`introspect runs`: what lies below a directory, and what may be removed."""
+"""`introspect runs`: what lies below a directory."""
 
 import json
 import os
@@ -7,25 +7,6 @@ from pathlib import Path
 import pytest
 from synthetic import row, write_run
 from verbs import verb
-
-from introspect_cli.store.run_writer import StoreWriter
-
-
-def test_the_latest_stay_and_what_may_be_under_way_or_is_packed_never_goes(runs):
-    def removed(*words):
-        done = verb("runs", "prune", *words, runs, "--dry-run")
-        return {Path(line.split()[2]).name for line in done.stdout.splitlines() if line.startswith("would remove ")}
-
-    latest = {"started": "2026-06-15T12:00:00+00:00"}
-    write_run(runs / "latest", [[row("forward", "output", "Net", 1.0)]], manifest=latest)
-
-    for name in ("first", "second"):
-        assert verb("pack", runs / name, "-o", runs / f"{name}.introspect.zip").returncode == 0
-    with StoreWriter.create(runs / "now") as store:
-        store.write_manifest({"status": "running"})
-        old = {"first", "second", "broken"}
-        assert removed("--keep", "1") == old
-        assert removed("--keep", "0") == old | {"latest"}
 
 
 def test_a_search_says_where_it_did_not_look(runs, monkeypatch):
@@ -77,7 +58,7 @@ def test_runs_are_listed_with_what_is_damaged(introspect, runs):
     assert "introspect-runs/first" in done.stdout
     assert "damaged" in done.stdout
     assert "3 runs" in done.stdout
-    document = json.loads(introspect("runs", "list", "--format", "json", str(runs)).stdout)
+    document = json.loads(introspect("runs", "--format", "json", str(runs)).stdout)
     assert {Path(found["path"]).name: found["steps"] for found in document["runs"]} == {
         "first": 3,
         "second": 3,
@@ -85,18 +66,5 @@ def test_runs_are_listed_with_what_is_damaged(introspect, runs):
     }
 
 
-def test_pruning_removes_and_says_what(introspect, runs):
-    done = introspect("runs", "prune", "--keep", "2", "--dry-run", cwd=runs.parent)
-    assert "would remove" in done.stdout
-    assert len(list(runs.glob("*/rank0"))) == 2
-    done = introspect("runs", "prune", "--keep", "1", str(runs / "first"), str(runs / "second"))
-    assert done.returncode == 0, done.stderr
-    assert len(list(runs.glob("*/rank0"))) == 1
-    assert list(runs.glob(".*replaced*")) == []
-
-
-def test_what_cannot_be_done_is_reported(introspect, tmp_path):
+def test_where_no_run_was_made_it_says_so(introspect, tmp_path):
     assert introspect("runs", cwd=tmp_path).returncode == 2
-    done = introspect("runs", "prune", str(tmp_path))
-    assert done.returncode == 2
-    assert "Missing option '--keep'" in done.stderr
