@@ -100,7 +100,7 @@ cp -r golden tests/golden/gpt
 
 PLACEHOLDERS = {
     "RUN": "runA", "RUN...": "node0/run node1/run", "RUN_B": "runB", "[RUN_B]": "runB", "A": "runA", "B": "runB",
-    "PLACE": "shown", "DIR": "made", "FORMAT": "csv", "SOURCE": "dump", "SITE": "lm_head", "TEXT": "text",
+    "PLACE": "tensorboard:shown", "DIR": "made", "FORMAT": "csv", "SOURCE": "dump", "SITE": "lm_head", "TEXT": "text",
     "PATH": "runA", "VERB": "diff",
 }  # fmt: skip
 """What a reader puts in the place of a word of a sentence."""
