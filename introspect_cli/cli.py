@@ -43,7 +43,6 @@ VERBS = {
     "runs": "List runs.",
     "show": "Show what is in a run.",
     "verify": "Check that a run on disk is undamaged.",
-    "watch": "Show a run while it is running.",
     "zoom": "Repeat two runs and show which elements first differ.",
 }
 """Every verb and its line of help; `introspect_cli/commands/VERB.py` holds the click command `VERB`, or else:"""

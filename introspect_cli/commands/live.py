@@ -94,14 +94,13 @@ def _compare(against: LiveReference, path: Path) -> DiffResult:
 
 
 @contextmanager
-def reference_of(reference: str, run: Path, compared: Comparing, **more: Any) -> Iterator[LiveReference]:
+def reference_of(reference: str, run: Path, compared: Comparing) -> Iterator[LiveReference]:
     """A `LiveReference` for the length of a block: opens the reference when asked for, and closes it at the end.
 
     Args:
         reference: a run, pack or URL; a golden run is compared by its own tolerance.
         run: the run.
         compared: options of the comparison; noise is kept open for the length of the block.
-        more: further fields of `DiffOptions`; not used for a golden run.
 
     Raises:
         StoreError: a golden run cannot be read.
@@ -125,7 +124,7 @@ def reference_of(reference: str, run: Path, compared: Comparing, **more: Any) ->
             about, place = golden.read_golden(kept), kept / golden.STORE
             made = LiveReference(lambda: open_any(place), lambda *_: golden.compare_golden(kept, about, run))
         else:
-            options = compared.options(**more)
+            options = compared.options()
             made = LiveReference(lambda: open_any(reference), lambda one, two: compare_runs(one, two, options, noise))
         with closing(made):
             yield made

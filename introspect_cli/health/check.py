@@ -1,8 +1,8 @@
-"""All rules over all ranks of a run, in one walk over its steps; and a look at a run that may go on."""
+"""All rules over all ranks of a run, in one walk over its steps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,16 +12,14 @@ from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.health import collectives, data_parallel, equal, flow, nonfinite, progress, training
 from introspect_cli.health.aligned import AlignedStep, Ranks
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
-from introspect_cli.health.history import Curve, curves
 from introspect_cli.health.table import read_table
-from introspect_cli.store.run import Run, RunState
 from introspect_cli.store.tasks import tasks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from introspect_cli.health.table import Table
-    from introspect_cli.labels import Labels
+    from introspect_cli.store.run import Run
     from introspect_cli.store.tasks import Task, Work
 
 _FILES = nonfinite, flow, training, progress, equal, collectives, data_parallel
@@ -169,50 +167,3 @@ def finding_of(rule: Rule, hits: list[Hit]) -> Finding:
     first = min(hits, key=lambda hit: hit.step)
     also = tuple(dict.fromkeys(hit.site for hit in hits if hit.site != first.site))
     return Finding(rule.id, rule.level, first.step, first.rank, first.site, first.evidence, rule.cause, also)
-
-
-# --- a look at a run that may go on: its curves, how far it is, how fast, and what a check finds so far
-
-
-@dataclass(frozen=True)
-class Look:
-    """A summary of a run at one moment.
-
-    Attributes:
-        path: where it is.
-        state: whether it goes on, or how it ended.
-        steps: steps that can be read, of the rank with most.
-        last: the last of them that every rank has; None without any.
-        labels: what its framework calls that step.
-        curves: losses, norms and learning rates of its lowest rank.
-        check: what a check of it finds.
-    """
-
-    path: str
-    state: RunState
-    steps: int
-    last: int | None
-    labels: Labels
-    curves: tuple[Curve, ...]
-    check: CheckResult
-
-    @property
-    def over(self) -> bool:
-        """Whether the run has ended."""
-        return self.state is not RunState.RUNNING
-
-
-def summarise(run: Run) -> Look:
-    """Summarise a run: read all of it that there is now, and check it by the rules about one rank.
-
-    Every rank is checked; curves and labels are those of the first rank with records, and empty without any.
-
-    Raises:
-        StoreError: it cannot be read.
-    """
-    tables = {rank: read_table(run.rank(rank)) for rank in run.ranks}
-    drawn = curves(tables[run.ranks[0]]) if run.ranks else ()
-    last = run.last_step
-    labels = run.rank(run.ranks[0]).labels.get(last, {}) if run.ranks and last is not None else {}
-    found = check_tables(str(run.path), list(tables.values()))
-    return Look(str(run.path), run.state, run.steps, last, labels, drawn, found)

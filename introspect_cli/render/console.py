@@ -9,17 +9,16 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.text import Text
 
 from introspect_cli.render.blocks import WIDEST, Block, Line, lines_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable
 
 STYLES = {
     "bad": "bold color(160)",
@@ -39,12 +38,10 @@ class Screen:
 
     Attributes:
         width: number of columns; `WIDEST` in a pipe.
-        interactive: whether it is a terminal.
     """
 
     def __init__(self) -> None:
         """Look now whether standard output is a terminal, how wide, and what it can show; nothing is written."""
-        self.interactive = sys.stdout.isatty()
         self._console = Console(
             file=sys.stdout,
             markup=False,
@@ -53,31 +50,14 @@ class Screen:
             soft_wrap=True,
             no_color=True if os.environ.get("NO_COLOR") else None,
         )
-        has_edge = self.interactive or os.environ.get("COLUMNS", "").isdecimal()
+        has_edge = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
         self.width = self._console.width if has_edge else WIDEST
 
     def draw(self, blocks: Iterable[Block]) -> None:
         """Draw the blocks, one below the other."""
-        for text in self._rows(blocks):
-            self._console.print(text)
-
-    @contextmanager
-    def live(self) -> Iterator[Callable[[Iterable[Block]], None] | None]:
-        """For the length of a block, a function that replaces the blocks it drew last; None without a terminal.
-
-        None also for a terminal that cannot move its cursor.
-        """
-        if not self.interactive or self._console.is_dumb_terminal:
-            yield None
-            return
-        from rich.live import Live
-
-        with Live(console=self._console, auto_refresh=False, vertical_overflow="ellipsis") as live:
-            yield lambda blocks: live.update(Group(*self._rows(blocks)), refresh=True)
-
-    def _rows(self, blocks: Iterable[Block]) -> Iterator[Text]:
-        """The blocks as lines of the screen."""
-        return (text for row in lines_of(blocks, self.width) for text in self._texts(row))
+        for row in lines_of(blocks, self.width):
+            for text in self._texts(row):
+                self._console.print(text)
 
     def _texts(self, line: Line) -> list[Text]:
         """A line, styled and wrapped at blanks to the screen's width, 120 columns at most; longer words are not cut.

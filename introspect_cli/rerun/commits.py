@@ -157,7 +157,7 @@ class Captures:
                 os.utime(run)
                 return kept
             why = f"{changed} has changed since it was captured; "
-        running = f"running {shlex.join(self.command.words)} (introspect watch {os.path.relpath(run)})"
+        running = f"running {shlex.join(self.command.words)} ({os.path.relpath(run)})"
         tell(f"{side} is {revision.words}: {why}{running}")
         began = time.monotonic()
         done = self.capture(revision, run, more)

@@ -668,7 +668,6 @@ def poll(
     opened: Callable[..., Run] = open_run,
     pause: float = 1.0,
     rest: float = 0.0,
-    wait: bool = True,
     between: Callable[[], Any] = lambda: None,
     unreadable: Callable[[], Any] = lambda: None,
 ) -> Seen:
@@ -680,24 +679,23 @@ def poll(
         opened: opens the run at a path.
         pause: the least number of seconds between two looks.
         rest: the pause is at least so many times as long as the look before it took.
-        wait: whether to wait for a run that is being written; else there is one look.
         between: called after each look, also one that failed, with the run closed.
         unreadable: called where a look failed and will be tried again.
 
     Raises:
-        StoreError: the run could not be read `PATIENCE` times in a row and once more; without `wait` the first time.
+        StoreError: the run could not be read `PATIENCE` times in a row and once more.
     """
     failed = 0
     while True:
         began = time.monotonic()
         try:
             with opened(path) as run:
-                over = run.state is not RunState.RUNNING or not wait
+                over = run.state is not RunState.RUNNING
                 seen = look(run)
             failed = 0
         except StoreError:
             failed += 1
-            if failed > PATIENCE or not wait:
+            if failed > PATIENCE:
                 raise
             over = False
             unreadable()

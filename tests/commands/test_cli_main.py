@@ -198,7 +198,7 @@ def test_a_name_that_the_system_refuses_is_reported(introspect, tmp_path):
         (("diff", "--rtol", "LONG", "a", "b"), "(`introspect diff --help` tells more)"),
         (("capture", "--steps", "LONG", "train.py"), "such as 0,5,10:20,100::50"),
         (("capture", "-m", "LONG"), "among installed packages"),
-        (("LONG",), "watch, zoom"),
+        (("LONG",), "verify, zoom"),
     ],
 )
 def test_a_sentence_keeps_its_end_where_an_argument_is_too_long_to_read(introspect, words, end):

@@ -60,7 +60,7 @@ def test_diff_of_one_run_and_of_too_few_says_what_to_do(home, introspect, tmp_pa
     )
 
 
-@pytest.mark.parametrize("words", [["show"], ["check"], ["show", "tree"], ["watch"], ["report", "-o", "page.html"]])
+@pytest.mark.parametrize("words", [["show"], ["check"], ["show", "tree"], ["report", "-o", "page.html"]])
 def test_what_looks_at_one_run_takes_the_last(home, introspect, words):
     done = introspect(*words)
     assert "introspect: the last run is introspect-runs/b\n" in done.stderr
