@@ -197,6 +197,7 @@ def compare_transformed(
     from introspect_cli.capture.run_once import run_once
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.result import DiffOptions
+    from introspect_cli.compare.say import some
     from introspect_cli.records import Kind, Status
     from introspect_cli.store.run import open_run as opened
 
@@ -240,18 +241,6 @@ def compare_transformed(
             run(transformed, two, sites)
         with opened(one) as a, opened(two) as b:
             result = compare_runs(a, b, counted)
-    return replace(result, a="model", b="transformed", notes=(*result.notes, *_lost_note(lost)))
-
-
-def _lost_note(lost: frozenset[Site]) -> tuple[str, ...]:
-    """One note on the sites that only the reference has: their number, and their modules by name; () without any.
-
-    The first `_SHOWN` modules, then how many more.
-    """
-    if not lost:
-        return ()
-    from introspect_cli.compare.say import some
-
-    names = sorted({site.fqn for site in lost})
-    shown = some(names, _SHOWN)
-    return (f"Not compared, because the transformed model hides them: {len(lost)} values of {shown}.",)
+    hidden = f"{len(lost)} values of {some(sorted({site.fqn for site in lost}), _SHOWN)}"
+    notes = [f"Not compared, because the transformed model hides them: {hidden}."] if lost else []
+    return replace(result, a="model", b="transformed", notes=(*result.notes, *notes))

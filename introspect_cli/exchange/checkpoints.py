@@ -86,7 +86,8 @@ def _open_checkpoint(path: Path) -> Run:
 
     tree = read_any(path)
     try:
-        state = state_of(tree, order_counts=not _is_sorted_by_name(path))
+        # those of safetensors files are in order of name, not the model's
+        state = state_of(tree, order_counts=not any(path.glob("*.safetensors")) and path.suffix != ".safetensors")
     except StoreError as error:
         raise StoreError(f"{path} is not a checkpoint: {error}") from None
     summaries = {site: summarised(held) for site, held in in_usual_order(state.rows)}
@@ -107,11 +108,6 @@ def _reloaded(held: Mapping[int, Pieces], checksum: int) -> NDArray[Any] | None:
     pieces = [widened(np.asarray(bits), tensor.dtype) for bits in tensor.read()]
     whole: NDArray[Any] = np.concatenate([*pieces, np.zeros(0, pieces[0].dtype if pieces else np.float32)])
     return whole.reshape(tensor.shape)
-
-
-def _is_sorted_by_name(path: Path) -> bool:
-    """Whether it is a safetensors file, or a directory with one: its tensors are in order of name, not the model's."""
-    return path.suffix == ".safetensors" or (path.is_dir() and any(path.glob("*.safetensors")))
 
 
 def summarised(held: Any) -> Summary:

@@ -58,8 +58,8 @@ class Remote:
 
     def send_if_due(self) -> None:
         """Upload what is new, if the interval is over; what a failed upload did not send goes with the next."""
-        if self._sender.is_due():
-            with suppress(StoreError):
+        with suppress(StoreError):
+            if time.monotonic() >= self._sender.due:
                 self._sender.send()
 
     def close(self) -> str:

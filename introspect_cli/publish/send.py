@@ -53,7 +53,11 @@ def _job_id(manifest: bytes, path: str) -> object:
 
 
 class Sender:
-    """Uploads a run, or one rank of it, in rounds."""
+    """Uploads a run, or one rank of it, in rounds.
+
+    Attributes:
+        due: when the next round is, on the clock that never goes back.
+    """
 
     def __init__(self, run: Path, url: str, rank: int | None = None, *, sources: bool = False) -> None:
         """Open the storage; nothing is sent yet.
@@ -74,11 +78,7 @@ class Sender:
         self._parts: dict[str, PartSender] = {}
         self._manifests_sent: set[str] = set()
         self._began = time.monotonic()
-        self._next = 0.0
-
-    def is_due(self) -> bool:
-        """Whether the interval since the last round is over."""
-        return time.monotonic() >= self._next
+        self.due = 0.0
 
     def send(self) -> None:
         """Upload what is new, several directories at once, and wait for it; sets when the next round is due.
@@ -90,7 +90,7 @@ class Sender:
         """
         now = time.monotonic()
         every = max(ROUND_SECONDS, ROUND_FRACTION * (now - self._began))
-        self._next = now + every
+        self.due = now + every
         try:
             parts = [self._parts.get(place) or self._new_part(place) for place in self._directories()]
             with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
