@@ -75,6 +75,22 @@ def test_what_is_shown_of_a_statement_is_what_changed_in_it(said, base, after, t
     assert told in text, text
 
 
+def test_a_name_that_a_later_loop_fills_without_reading_what_it_was_is_no_change(said):
+    loops = """rows, columns = [0, 0], [0, 0]
+        for each in range(2):
+            part = x[each] * 2
+            rows[each] = part + part.tanh()
+        for each in range(2):
+            part = x[:, each] * 2
+            columns[each] = part + part.tanh()
+        return self.b(torch.relu(self.a(x + rows[1] + columns[1][:, None])))"""
+    base = MODEL.replace("return self.b(torch.relu(self.a(x)))", loops)
+    row = "            part = x[each] * 2\n            rows[each] = part + part.tanh()\n"
+    document, _ = said(base.replace(row, row.replace("part", "term").replace("* 2", "* 3")), base=base)
+    (change,) = changes(document)
+    assert change[1:] == ("Net.forward", True), change
+
+
 def test_a_class_that_is_only_renamed_is_no_cause(said):
     block = """
 class Block(torch.nn.Module):

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import PurePath
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -87,6 +87,7 @@ class Version:
         effects: what each of them does.
         calls: those that it makes.
         order: what it calls, stores, changes in place and reads of objects, as it follows each other.
+        idle: as in `Reader`, of all that was read.
         at: the innermost statement of each line.
         inside: statements of each function, class or file, by their texts; the last of equal ones.
         often: how often each text stands there.
@@ -105,6 +106,7 @@ class Version:
         self.effects: dict[Definition, list[Value]] = {}
         self.calls: dict[Definition, list[Value]] = {}
         self.order: dict[Definition, list[Value]] = {}
+        self.idle: set[tuple[int, int]] = set()
         self.lines = {file: text.replace("\r\n", "\n").split("\n") for file, text in texts.items()}
         self.at: dict[tuple[str, int], WrittenStatement] = {}
         self.inside: dict[Definition, dict[str, WrittenStatement]] = {}
@@ -147,6 +149,7 @@ class Version:
                     self.effects[place] = reader.all_effects()
                     self.calls[place] = reader.calls
                     self.order[place] = reader.order
+                    self.idle |= reader.idle
 
     def statement_of(self, value: Value | None) -> WrittenStatement | None:
         """The innermost statement at the line that wrote a value; None for no value, or a line in no statement."""
@@ -424,10 +427,25 @@ def _statements_of(
             in_a, in_b = a.imports_of(one.file), b.imports_of(two.file)
         gone = [line for text, line in in_a.items() if text not in in_b]
         come = [line for text, line in in_b.items() if text not in in_a]
+        only = [{line.side.text for line in lines} for lines in (gone, come)]
+        wrote = ((x, y) for x, y in _wrote(a, b, found) if x.side.text in only[0] and y.side.text in only[1])
+        gone, come = map(list, zip(*first, strict=True)) if (first := [*islice(wrote, 1)]) else (gone, come)
         rerouted = 0 < len(gone) + len(come) <= _MOST_REROUTED
         one, two = one or (two and in_a.get(two.side.text)), two or (one and in_b.get(one.side.text))
         if rerouted or not ((gone or come) and one and two and one.side.text != two.side.text):  # else neither changed
             yield from zip_longest(gone, come) if rerouted else [(one, two)]
+
+
+def _wrote(a: Version, b: Version, found: Difference) -> Iterator[tuple[WrittenStatement, WrittenStatement]]:
+    """Pairs of statements that wrote what differs in two values, and in what these are made of, the nearest first."""
+    pending, seen = [(found.a, found.b)], set[tuple[int, int]]()
+    for one, two in pending:
+        if one and two and one.key != two.key and (one.key, two.key) not in seen:
+            seen.add((one.key, two.key))
+            lines = a.statement_of(one), b.statement_of(two)
+            if lines[0] and lines[1]:
+                yield lines[0], lines[1]
+            pending += zip(*([v for v in each.parts if isinstance(v, Value)] for each in (one, two)), strict=False)
 
 
 def _add_change(changes: dict[object, Change], a: WrittenStatement | None, b: WrittenStatement | None) -> None:
@@ -564,8 +582,9 @@ def _is_of_the_run(value: Value) -> bool:
 def _changes_nothing(one: Difference, *held: tuple[Version, Definition]) -> bool:
     """Whether what one version alone has computes nothing else.
 
-    That is a call that nobody uses the result of, made equally often, and the default of a parameter behind all that
-    the other version has: calls mean what they meant.
+    That is a call that nobody uses the result of, or what a name becomes in a loop that does not read it, with calls
+    made equally often, and the default of a parameter behind all that the other version has: calls mean what they
+    meant.
 
     Args:
         one: the difference.
@@ -574,8 +593,12 @@ def _changes_nothing(one: Difference, *held: tuple[Version, Definition]) -> bool
     part = one.a or one.b
     if part is None or None not in (one.a, one.b):
         return False
-    if part.kind == "unused":
-        return len({sum(call.key == part.parts[0].key for call in v.calls[place]) for v, place in held}) == 1
+    own = int(one.a is None)
+    is_idle = one.around is not None and (one.around[own].key, part.key) in held[own][0].idle
+    if part.kind == "unused" or (is_idle and not part.kind.startswith("in-place")):
+        made = [Counter(call.key for call in version.calls[place]) for version, place in held]
+        used = [part.parts[0]] if part.kind == "unused" else _values_in([part]).values()
+        return all(made[0][each.key] == made[1][each.key] for each in used)
     mine, other = (v.nodes[place] for v, place in (held if one.b is None else held[::-1]))
     if part.kind != "default" or not (isinstance(mine, FUNCTIONS) and isinstance(other, FUNCTIONS)):
         return False  # of a function inside a class or file, or a function and a class of one name

@@ -148,6 +148,8 @@ class Reader:
         self._context: tuple[Value, ...] = ()
         self._shared: set[str] = set()
         self._depth = 0
+        self.idle: set[tuple[int, int]] = set()
+        """Keys of loops, each with that of what a name becomes in it, where nothing in it reads what the name was."""
         self.made: dict[int, dict[ast.AST, int]] = {}
         """Numbers of the syntax that makes equal values anew, by their key; what is inlined counts on."""
 
@@ -189,7 +191,7 @@ class Reader:
     def _inner_reader(self, file: str) -> Reader:
         """A reader of what is inside, one deeper."""
         reader = Reader(self._interned, self.names, file)
-        reader._depth, reader._context = self._depth + 1, self._context
+        reader._depth, reader._context, reader.idle = self._depth + 1, self._context, self.idle
         return reader
 
     # --- expressions: `_on_X` makes the value of an `ast.X`; `value` finds it by this name
@@ -549,8 +551,10 @@ class Reader:
         inner, times = dict(env), Counter[int]()
         own = _stored_names([] if isinstance(node, ast.While) else [node.target])
         carried = {name: at for name, at in _stored_names([node]).items() if name in env and name not in own}
+        was = dict[str, int]()
         for name, at in carried.items():
             inner[name] = self.make("carried", at, env[name], times[env[name].key])
+            was[name] = inner[name].key
             times[env[name].key] += 1
         if isinstance(node, ast.While):
             over = self.value(node.test, inner)
@@ -563,7 +567,11 @@ class Reader:
             return
         updates = self.make("list", node, *(inner[name] for name in carried))
         if done.parts or carried:
-            self._add_effect("loop", node, over, done, updates)
+            loop = self._add_effect("loop", node, over, done, updates)
+            others = {**inner, "<over>": over, "<done>": done}
+            for name in carried:
+                if not any(was[name] in value.inside for other, value in others.items() if other != name):
+                    self.idle.add((loop.key, inner[name].key))
         for name, value in inner.items():
             if name not in env or env[name].key != value.key:
                 env[name] = self.make("after", node, over, value)
