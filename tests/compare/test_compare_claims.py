@@ -9,7 +9,7 @@ from synthetic import row, summary, write_run
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, Verdict
-from introspect_cli.records import ModuleInfo
+from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.render.json import diff_document
 from introspect_cli.store.run import open_run
 
@@ -70,6 +70,17 @@ class TestStart:
         sentence = compare(*steps).sentence
         assert "the parameter Net.a.weight (call 1) within the step" in sentence
         assert "begins" not in sentence
+
+    def test_what_a_step_changes_between_calls_rests_on_what_was_before_it(self, compare):
+        steps = train(), train(), train("batch")
+        for rows, value in zip(steps, (X, X * 2, X * 2), strict=True):
+            rows[1].insert(6, row("start", "param", "Net.a.weight", value, call=1, module_class="Linear"))
+        alone, after = compare(*steps[:2]), compare(*steps[::2])
+        assert alone.first.site.kind is Kind.PARAM
+        assert "initialisation" not in alone.sentence
+        assert "between two steps" not in alone.sentence
+        assert after.first.site.kind is Kind.BATCH
+        assert len(after.origins) == 1
 
     def test_a_model_first_seen_later_does_not_differ_before_training(self, compare):
         def steps(value):

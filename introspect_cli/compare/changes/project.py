@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _ALIKE = 0.5
 _IMPORT = re.compile(r"(import|from)\b")
+_WORD = re.compile(r"\w+|\S")
 _MOST_PASSES = 4
 _MOST_REROUTED = 4
 _NAMED = frozenset({"attribute", "name", "keyword", "defines"})
@@ -376,7 +377,9 @@ def _reordered(
         places_a, places_b = ([(text, each.column) for text, each in held.items()] for held in (in_a, in_b))
         blocks = SequenceMatcher(None, places_a, places_b, autojunk=False).get_matching_blocks()
         same = {place for _, start, size in blocks for place in places_b[start : start + size]}
-        moved = [(in_a[text], line) for text, line in in_b.items() if text in in_a and (text, line.column) not in same]
+        here, there = (one.file, one.scope), (two.file, two.scope)
+        once = {text for text in in_a.keys() & in_b.keys() if a.often[here, text] == b.often[there, text] == 1}
+        moved = [(in_a[text], line) for text, line in in_b.items() if text in once and (text, line.column) not in same]
     yield from moved or [(one, two)]
 
 
@@ -427,6 +430,7 @@ def _statements_of(
             in_a, in_b = a.imports_of(one.file), b.imports_of(two.file)
         gone = [line for text, line in in_a.items() if text not in in_b]
         come = [line for text, line in in_b.items() if text not in in_a]
+        gone, come = _without_renamed(gone, come, *(_WORD.findall(" ".join(lines)) for lines in (in_a, in_b)))
         only = [{line.side.text for line in lines} for lines in (gone, come)]
         wrote = ((x, y) for x, y in _wrote(a, b, found) if x.side.text in only[0] and y.side.text in only[1])
         gone, come = map(list, zip(*first, strict=True)) if (first := [*islice(wrote, 1)]) else (gone, come)
@@ -434,6 +438,16 @@ def _statements_of(
         one, two = one or (two and in_a.get(two.side.text)), two or (one and in_b.get(one.side.text))
         if rerouted or not ((gone or come) and one and two and one.side.text != two.side.text):  # else neither changed
             yield from zip_longest(gone, come) if rerouted else [(one, two)]
+
+
+def _without_renamed(
+    gone: list[WrittenStatement], come: list[WrittenStatement], words_a: list[str], words_b: list[str]
+) -> tuple[list[WrittenStatement], list[WrittenStatement]]:
+    """The statements but those that differ in names alone that the other version's function does not have, if any."""
+    common = {*words_a} & {*words_b}
+    read = [{tuple(w if w in common else "" for w in _WORD.findall(x.side.text)): x for x in xs} for xs in (gone, come)]
+    left = [[line for shape, line in one.items() if shape not in other] for one, other in (read, read[::-1])]
+    return (left[0], left[1]) if left[0] or left[1] else (gone, come)
 
 
 def _wrote(a: Version, b: Version, found: Difference) -> Iterator[tuple[WrittenStatement, WrittenStatement]]:

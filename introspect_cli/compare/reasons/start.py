@@ -9,6 +9,7 @@ from introspect_cli.compare.ledger import TENSORS
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.forward import find_attributes_of
 from introspect_cli.compare.reasons.structure import subject_of
+from introspect_cli.compare.reasons.update import is_fed_by_then
 from introspect_cli.compare.result import Role
 from introspect_cli.compare.say import finds, found, what
 from introspect_cli.compare.settings.beginning import find_filling
@@ -28,7 +29,8 @@ def start_cause(step: Step, position: int) -> Cause | None:
 
     `gap` after steps that were not recorded; else `initial` of a tensor that no earlier step has; else `outside`, also
     where one run alone has it. None where a random state differs, of what one run alone has after a gap or from the
-    start, and of an optimizer state that no earlier step has, or after no gap.
+    start, of what a step in which something differs has changed by then, and of an optimizer state that no earlier step
+    has, or after no gap.
     """
     site = step.sites[position]
     if site.phase is not Phase.START:
@@ -41,7 +43,9 @@ def start_cause(step: Step, position: int) -> Cause | None:
         return None
     if step.begins.gap:
         return cause("gap", role=Role.PROPAGATED)
-    return cause("outside") if before else cause("initial", *evidence_of("initial", step, position))
+    if site.call and is_fed_by_then(step, position):
+        return None
+    return cause("outside") if before or site.call else cause("initial", *evidence_of("initial", step, position))
 
 
 @finds("initial")

@@ -159,12 +159,12 @@ def by_hand_cause(step: Step, position: int) -> Cause | None:
     """
     site = step.sites[position]
     without = site.phase is Phase.OPTIMIZER and not site.call and lacks_gradient(step, site.fqn)
-    if not (without or site.phase is Phase.FORWARD) or _is_fed_by_then(step, position):
+    if not (without or site.phase is Phase.FORWARD) or is_fed_by_then(step, position):
         return None
     return cause("by_hand", *evidence_of("by_hand", step, position))
 
 
-def _is_fed_by_then(step: Step, position: int) -> bool:
+def is_fed_by_then(step: Step, position: int) -> bool:
     """Whether something differs before a tensor changed: of a buffer or a forward pass, by its owner's last call.
 
     It is recorded at the end of the pass. Where its owner is not called, before the record.
@@ -183,7 +183,7 @@ def buffer_cause(step: Step, position: int) -> Cause | None:
     before a call or at the start.
     """
     site, owner = step.sites[position], owner_of(step.sites[position].fqn)
-    if site.phase is not Phase.OPTIMIZER or step.differing(Kind.INPUT, owner) or _is_fed_by_then(step, position):
+    if site.phase is not Phase.OPTIMIZER or step.differing(Kind.INPUT, owner) or is_fed_by_then(step, position):
         return None
     place = Place(Site(Phase.FORWARD, Kind.INPUT, owner), step.orders[position], owner)
     return cause("buffer", *inputs(step, place), *evidence_of("buffer", step, position), module=owner)
