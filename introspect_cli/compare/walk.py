@@ -76,6 +76,11 @@ def choose_lead(account: Account, step: Step, positions: Sequence[int]) -> tuple
         step: the first step in which a value diverges.
         positions: those of its divergences that were selected, in order.
     """
+    if (table := _without_renamed_inputs(step.table)) is not step.table:  # they explain nothing
+        named = Step(step.comparison, table, step.begins, step.learned)
+        places = {site: place for place, site in enumerate(named.sites)}
+        if left := [places[step.sites[place]] for place in positions if step.sites[place] in places]:
+            step, positions = named, left
     table, earliest, began = step.table, positions[0], account.began
     effect = next((place for place in positions if not step.divergences.cause[place]), None)
     if effect is None or (effect == earliest and began is None):
@@ -173,6 +178,20 @@ def has_new_values(causes: Table, makers: frozenset[str] = frozenset(), effect: 
         if new.any() or given - gave or given & makers or is_loaded:  # or what it gave was not seen, or differs
             return True
     return False
+
+
+def _without_renamed_inputs(table: Table) -> Table:
+    """The table without one-sided inputs that the other run gives the same call under another name, by checksum."""
+    names, alone = table.alignment, table.one_sided & table.cause & table.are(Kind.INPUT)
+    held = list[dict[int, tuple[str, int, int]]]()
+    for half in table.halves:
+        rows = np.flatnonzero(alone & (half.row >= 0))
+        values = half.batch.checksum[half.row[rows]].tolist()
+        each = zip(rows.tolist(), table.site[rows].tolist(), values, strict=True)
+        held.append({row: (names.fqn[site], int(names.call[site]), value) for row, site, value in each})
+    of_both = {*held[0].values()} & {*held[1].values()}
+    renamed = [row for mine in held for row, value in mine.items() if value in of_both]
+    return table.keeping(np.isin(np.arange(len(table)), renamed, invert=True)) if renamed else table
 
 
 # --- the other origins of the step

@@ -8,7 +8,7 @@ from small_runs import MODULES, SGD, train
 from synthetic import row, summary, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.result import DiffOptions, Verdict
+from introspect_cli.compare.result import DiffOptions, Role, Verdict
 from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.render.json import diff_document
 from introspect_cli.store.run import open_run
@@ -35,6 +35,19 @@ def outputs(value):
 
 
 ACT = (ModuleInfo("Net", "Net", "model.py:3"), ModuleInfo("Net.act", "GELU", "torch/nn/modules/activation.py:9"))
+
+
+@pytest.mark.parametrize(("given", "first"), [(X, Kind.OUTPUT), (X + 1, Kind.INPUT)], ids=["renamed", "another"])
+def test_a_renamed_argument_of_equal_value_is_not_the_place(compare, given, first):
+    def called(name, value, factor):
+        steps = outputs(X * factor)
+        steps[0].insert(1, row("forward", "input", "Net.act", value, path=f"['{name}']"))
+        return steps
+
+    result = compare(called("mask", X, 1), called("attn_mask", given, 2), modules=ACT)
+    assert result.first.site.kind is first
+    assert result.first.role is Role.ORIGIN
+    assert any("['attn_mask']" in change.text for change in result.structure)
 
 
 class TestRounding:
