@@ -111,20 +111,13 @@ def _print_versions(ctx: click.Context, _: click.Parameter, asked: bool) -> None
     if not asked or ctx.resilient_parsing:
         return
     import platform
+    from importlib.metadata import version
+    from importlib.util import find_spec
 
-    lines = [f"introspect {__version__}", f"python {platform.python_version()}", *map(_version, _REPORTED)]
+    lines = [f"introspect {__version__}", f"python {platform.python_version()}"]
+    lines += [f"{name} {version(name) if find_spec(name) else 'not installed'}" for name in _REPORTED]
     click.echo("\n".join([*lines, platform.platform()]))
     ctx.exit()
-
-
-def _version(distribution: str) -> str:
-    """A distribution's name and installed version, such as `torch 2.7.0`; `torch not installed` where it is missing."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return f"{distribution} {version(distribution)}"
-    except PackageNotFoundError:
-        return f"{distribution} not installed"
 
 
 @click.group(

@@ -96,7 +96,9 @@ def state_of(tree: Mapping[Any, Any], order_counts: bool) -> State:
         for name in [name for name, tensors in models.items() if not _has_arrays(tensors)]:
             plain[name] = {leaf: _single_number(value) for leaf, value in models.pop(name).items()}
     for part, tensors in models.items():
-        _put_model(part if len(models) > 1 or part not in _MODEL else "", tensors, state)
+        head = f"{part}." if part and (len(models) > 1 or part not in _MODEL) else ""
+        for name, value in tensors.items():
+            state.put(Kind.BUFFER if _is_buffer(name) else Kind.PARAM, f"{head}{name}", value)
     _put_optimizers(optimizers, _parameter_shapes(models) if order_counts else None, state)
     if plain:
         leaves = [(name, value) for name, value in _dotted_leaves(plain) if isinstance(value, _PLAIN)]
@@ -142,15 +144,6 @@ def _dotted_leaves(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 # --- the model
-
-
-def _put_model(part: str, tensors: Mapping[str, Any], state: State) -> None:
-    """Put a model's tensors into `state` below the name `part` ("" for none): batch norms' buffers as buffers.
-
-    Nothing in a file tells other buffers from parameters, so all other tensors are put as parameters.
-    """
-    for name, value in tensors.items():
-        state.put(Kind.BUFFER if _is_buffer(name) else Kind.PARAM, f"{part}.{name}" if part else name, value)
 
 
 def _is_buffer(name: str) -> bool:

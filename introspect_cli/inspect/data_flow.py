@@ -136,7 +136,8 @@ def prune(graph: Graph, targets: tuple[str, ...] = (), *, repeating: bool = Fals
     Returns:
         the rest. What diverges in the forward or backward pass, and what holds NaN or infinities, always stays.
     """
-    gone = {node.number for node in graph.nodes if targets and not _targeted(node, targets)}
+    names = {node.number: (node.record.site.fqn, node.name, node.record.info.op) for node in graph.nodes}
+    gone = {number for number, each in names.items() if targets and not any(selects(name, targets) for name in each)}
     passing = {node.number for node in graph.nodes if node.record.site.phase is Phase.OPTIMIZER and not repeating}
     if not repeating:
         gone |= passing | _middle(graph) | _unchanging(graph)
@@ -145,11 +146,6 @@ def prune(graph: Graph, targets: tuple[str, ...] = (), *, repeating: bool = Fals
         if node.nonfinite or node.state == "origin" or diverges:
             gone.discard(node.number)
     return without(graph, gone)
-
-
-def _targeted(node: Node, targets: tuple[str, ...]) -> bool:
-    """Whether any of the globs selects a node's FQN, name or operator; a glob of a module selects all inside it."""
-    return any(selects(name, targets) for name in (node.record.site.fqn, node.name, node.record.info.op))
 
 
 def _unchanging(graph: Graph) -> set[int]:

@@ -128,7 +128,7 @@ def overview(run: Any) -> Overview:
         modules=len(first.modules) if first is not None else 0,
         called=len(returned & modules),
         parameters=sum(parameter_sizes(first).values()) if first is not None else 0,
-        size=size_on_disk(str(run.path)) or run.log_size,
+        size=size_on_disk(str(run.path)) or sum(int(reader.frames.begins[-1]) for reader in readers),
         directory=_text(run.settings.document("command").get("directory")),
         machine=", ".join([*parts, *([gpu_names(gpus)] if (gpus := hardware.get("gpus")) else ())]),
         endings=tuple(run.endings),

@@ -510,11 +510,6 @@ class Run(Closing):
             with self._folder.rank(rank) as place, place.folder(name) as folder:
                 yield folder
 
-    @property
-    def log_size(self) -> int:
-        """Bytes of the logs of all ranks."""
-        return sum(int(reader.frames.begins[-1]) for reader in self._ranks.values())
-
     def on_close(self, then: Callable[[], None]) -> None:
         """Call `then` when the run is closed; the last added is called first."""
         self._on_close.append(then)
