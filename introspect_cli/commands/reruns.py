@@ -68,13 +68,14 @@ def bisect(words: tuple[str, ...], changes: tuple[str, str] | None, asked: Bisec
     from introspect_cli.render.json import document
     from introspect_cli.render.rerun_text import culprit_blocks, proof_blocks
     from introspect_cli.rerun.bisect import bisect as find
-    from introspect_cli.rerun.changes.search import prove
+    from introspect_cli.rerun.changes.search import Limits, prove
     from introspect_cli.rerun.commits import Command
 
     options, rest = split_words(words)
-    command, limits = Command(options, rest, asked.link, asked.setup), (asked.output, asked.until_step, asked.max_runs)
+    command = Command(options, rest, asked.link, asked.setup)
+    limits = Limits(asked.output, asked.until_step, asked.max_runs)
     if changes is None and asked.good is not None:
-        culprit = find(asked.good, asked.bad, command, tell, *limits)
+        culprit = find(asked.good, asked.bad, command, tell, limits)
         answer(asked.format_, lambda: document(**vars(culprit)), lambda: culprit_blocks(culprit))
         return DIVERGED if culprit.commit else UNDECIDED
     if changes is None or asked.good is not None:
@@ -82,7 +83,7 @@ def bisect(words: tuple[str, ...], changes: tuple[str, str] | None, asked: Bisec
     if rest or asked.setup:
         raise UsageError(f"--changes runs the command that RUN_A recorded: leave {(*rest, '--setup')[0]!r} out")
     one, two = map(Path, changes)
-    proof = prove(one, two, command, tell, *limits)
+    proof = prove(one, two, command, tell, limits)
     answer(asked.format_, lambda: document(**vars(proof)), lambda: proof_blocks(proof))
     return DIVERGED if proof.proven else UNDECIDED
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.changes.search import MAX_RUNS, Proof, prove
+from introspect_cli.rerun.changes.search import Limits, Proof, prove
 from introspect_cli.rerun.commits import Captures, Command
 from introspect_cli.rerun.git import Repository, Revision
 from introspect_cli.rerun.place import exit_on_signals, keep_out_of_git
@@ -49,18 +49,10 @@ class Culprit:
     proof: Proof | None = None
 
 
-def bisect(
-    good: str,
-    bad: str,
-    command: Command,
-    tell: Callable[[str], None],
-    output: Path | None = None,
-    until_step: int | None = None,
-    max_runs: int = MAX_RUNS,
-) -> Culprit:
+def bisect(good: str, bad: str, command: Command, tell: Callable[[str], None], limits: Limits) -> Culprit:
     """Find the first commit between two revisions whose run diverges from the good one's.
 
-    Runs in the current directory's repository. Captures that are kept in `output` are used again.
+    Runs in the current directory's repository.
 
     The bad commit is captured, then those that `git rev-list --bisect-all` proposes, the first not tried each time.
     Once only the last bad commit remains, that is the first bad one. Where commits with an UNDECIDED verdict remain
@@ -72,9 +64,7 @@ def bisect(
         bad: later revision that is not.
         command: what is captured.
         tell: shown a line for each commit tried.
-        until_step: last step that is compared; None for the step at which the run of `bad` diverges.
-        output: where the runs, and meanwhile the work tree, are; None for `bisect-GOOD-BAD` among the project's runs.
-        max_runs: how many runs may be made to find the change in the first bad commit; with 0 it is not looked for.
+        limits: how far it goes; without a place for its runs and the work tree, they are in `bisect-GOOD-BAD`.
 
     Raises:
         UsageError: no such revision, `good` is no ancestor of `bad`, it records no step or exits with an error, or
@@ -84,7 +74,8 @@ def bisect(
     first, last = user.commit(good), user.commit(bad)
     if user.run("merge-base", "--is-ancestor", first, last).returncode:
         raise UsageError(f"{good} is not an ancestor of {bad}: name a good revision that bad comes from")
-    directory = keep_out_of_git(output or Path(RUNS) / f"bisect-{first[:10]}-{last[:10]}")
+    until_step = limits.until_step
+    directory = keep_out_of_git(limits.output or Path(RUNS) / f"bisect-{first[:10]}-{last[:10]}")
     exit_on_signals()
     captures = Captures(user, directory, command, tell)
     ends = () if until_step is None else ("--until-step", str(until_step))
@@ -126,27 +117,25 @@ def bisect(
     if len(commits) > 1:
         return Culprit(None, "", (), None, verdicts, tuple(commits), captures.base)
     subject, _, files = user.ask("log", "-1", "--format=%s", "--name-only", last).partition("\n\n")
-    proof = _prove_culprit(captures, last, runs, reference.until, max_runs)
+    proof = _prove_culprit(captures, last, runs, limits._replace(until_step=reference.until))
     return Culprit(last, subject, tuple(files.splitlines()), compared[last], verdicts, (), captures.base, proof)
 
 
-def _prove_culprit(
-    captures: Captures, culprit: str, runs: Mapping[str, Path], until: int | None, max_runs: int
-) -> Proof | None:
+def _prove_culprit(captures: Captures, culprit: str, runs: Mapping[str, Path], limits: Limits) -> Proof | None:
     """Run variants of the first bad commit's parent to find which of its changes makes the runs diverge.
 
     Returns:
-        the proof; None where `max_runs` is 0, `runs` has none of its first parent, or the change cannot be looked for
+        the proof; None where no run is allowed, `runs` has none of its first parent, or the change cannot be looked for
         (only that reason is told).
     """
     before, tell = captures.user.ask("rev-parse", f"{culprit}^"), captures.tell
-    if not max_runs or before not in runs:
+    if not limits.max_runs or before not in runs:
         return None
     tell(f"{culprit[:10]} is the first bad commit: which of its changes is it?")
     try:
         with captures.place(Revision.named(captures.user, before)):  # where its run ran
-            place = captures.base / "changes"
-            return prove(runs[before], runs[culprit], captures.command, tell, place, until, max_runs)
+            limits = limits._replace(output=captures.base / "changes")
+            return prove(runs[before], runs[culprit], captures.command, tell, limits)
     except UsageError as error:
         tell(f"that cannot be told: {error}")
         return None

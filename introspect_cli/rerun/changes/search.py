@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from introspect_cli.rerun.commits import Command
     from introspect_cli.rerun.recipe import Recipe
 
-MAX_RUNS = 50
 _MAX_NAMED = 4
 _MAX_TRIED_ALONE = 3
 """Likely changes that are each tried alone before the search."""
@@ -72,34 +71,38 @@ class Proof:
     directory: Path
 
 
-def prove(
-    a: Path,
-    b: Path,
-    command: Command,
-    tell: Callable[[str], None],
-    output: Path | None = None,
-    until_step: int | None = None,
-    max_runs: int = MAX_RUNS,
-) -> Proof:
+class Limits(NamedTuple):
+    """How far a search goes.
+
+    Attributes:
+        output: where its runs are kept, and complete ones are used again; None for a place among the project's runs.
+        until_step: last step that is compared; None for that of the first divergence.
+        max_runs: how many variants may be run; with 0, which change of a commit it is, is not looked for.
+    """
+
+    output: Path | None
+    until_step: int | None
+    max_runs: int
+
+
+def prove(a: Path, b: Path, command: Command, tell: Callable[[str], None], limits: Limits) -> Proof:
     """Find the smallest set of changes that makes two runs diverge; unproven where there is no answer.
 
-    Variants run one after the other, up to `until_step`; complete ones that are kept in `output` are used again.
+    Variants run one after the other.
 
     Args:
         a: a run.
         b: another.
         command: further capture options of variants, and what is linked and not copied; its words are not run.
         tell: shown a line for each variant that is run.
-        output: where variants and their runs are kept; None for `changes-<a>-<b>` among the project's runs.
-        until_step: last step that counts; None for that of the first divergence.
-        max_runs: how many variants may be run.
+        limits: how far it goes; without a place for its runs, they are in `changes-<a>-<b>`.
 
     Raises:
         UsageError: the runs do not diverge, nothing differs that could be changed, a cannot be run again, or a variant
             read a changed file from elsewhere.
         StoreError: a run cannot be read.
     """
-    directory = keep_out_of_git(output or Path(RUNS) / f"changes-{a.name}-{b.name}")
+    directory = keep_out_of_git(limits.output or Path(RUNS) / f"changes-{a.name}-{b.name}")
     with open_run(a) as one, open_run(b) as two:
         recorded = compare_runs(one, two, DiffOptions())
         if recorded.verdict is not Verdict.DIVERGED or recorded.first is None:
@@ -111,8 +114,8 @@ def prove(
         untried = f" (not tried: {'; '.join(sides.unknown)})" if sides.unknown else ""
         raise UsageError(f"the two runs differ in {none}{untried}")
     tell(f"{count_by_kind(elements)} between the runs; they diverge at step {recorded.first.step}")
-    reference = Reference(a, recorded.first.step if until_step is None else until_step)
-    return Search(sides, elements, likely, reference, command, directory, max_runs, tell).run()
+    reference = Reference(a, recorded.first.step if limits.until_step is None else limits.until_step)
+    return Search(sides, elements, likely, reference, command, directory, limits.max_runs, tell).run()
 
 
 class OutOfRunsError(Exception):
