@@ -62,7 +62,7 @@ def test_a_rank_that_ended_early_is_not_odd_and_one_without_parameters_is_not_pa
 
 def test_it_runs_in_a_pool_and_only_as_asked(tmp_path, introspect):
     path = write(tmp_path / "run", 8, ALL, changed=other(5))
-    assert checked(path, "--engine", "processes:2") == checked(path)
+    assert checked(path, "--workers", "2") == checked(path)
     with open_run(path, only=(1, 3)) as run:
         assert run.ranks == (1, 3)
     assert introspect("check", str(path), "--copies", "--rule", "lost-rank").returncode == 2
